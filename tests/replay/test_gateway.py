@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -88,6 +89,45 @@ class Listens(Source):
 
     def run(self) -> None:
         raise AssertionError("a replay does not run this")
+
+
+class Naps(Module):
+    """Sleeps before it answers, longer than messages are apart."""
+
+    async def receive(self, message: GatewayMessage) -> None:  # type: ignore[override]
+        await asyncio.sleep(self.configuration["seconds"])
+        if bytes(message) == b"bad":
+            raise ValueError("bad")
+        self.publish(bytes(message))
+
+    async def stop(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(1000)
+        self.publish(b"stopped")
+
+
+class AsyncTicks(Source):
+    """A source whose thread runs a loop."""
+
+    reaches_outside = False
+
+    async def run(self) -> None:  # type: ignore[override]
+        while not self.stopping.is_set():
+            await asyncio.sleep(0.5)
+            self.publish(b"tick")
+
+
+class WaitsForEver(Module):
+    """Waits for what never comes."""
+
+    async def receive(self, message: GatewayMessage) -> None:  # type: ignore[override]
+        await asyncio.Event().wait()
+
+
+class InThreads(Module):
+    """Uses a thread of its loop's."""
+
+    async def receive(self, message: GatewayMessage) -> None:  # type: ignore[override]
+        await asyncio.to_thread(print)
 
 
 class Awaits(Module):
@@ -276,6 +316,41 @@ def test_steps_may_be_async(tmp_path: Path) -> None:
     script = recording(tmp_path / "rec", plain("a", "b"))
     file = gateway_file(tmp_path, [module("awaits", HERE + "Awaits")], [link("shm:/in", "awaits")])
     assert [row[2] for row in run(tmp_path / "out", script, file)] == [b"a", b"b"]
+
+
+def test_sleeps_of_async_steps_take_recorded_time_and_the_others_go_on(tmp_path: Path) -> None:
+    script = recording(tmp_path / "rec", plain("a", "bad", "c"))
+    modules = [module("naps", HERE + "Naps", {"seconds": 1.5}), module("echo", HERE + "Echo")]
+    links = [link("shm:/in", "naps"), link("shm:/in", "echo")]
+    rows = run(tmp_path / "out", script, gateway_file(tmp_path, modules, links))
+    assert [(topic, at_s, data) for topic, at_s, data, _ in rows] == [
+        ("echo", 0.0, b"a"), ("echo", 1.0, b"bad"), ("naps", 1.5, b"a"), ("echo", 2.0, b"c"),
+        ("naps", 2.0, b"c"), ("naps", 2.0, b"stopped"),  # at the end nobody waits
+    ]  # fmt: skip
+
+
+def test_a_source_may_be_async(tmp_path: Path) -> None:
+    script = recording(tmp_path / "rec", plain("a", "b"))
+    modules = [module("ticks", HERE + "AsyncTicks"), module("echo", HERE + "Echo")]
+    rows = run(tmp_path / "out", script, gateway_file(tmp_path, modules, [link("shm:/in", "echo")]))
+    assert [at_s for topic, at_s, _, _ in rows if topic == "ticks"] == [0.5, 1.0, 1.0]  # the last when it is stopped
+
+
+def test_what_never_ends_is_told_as_waiting(tmp_path: Path) -> None:
+    script = recording(tmp_path / "rec", plain("a", "b", "c"))
+    target = GatewayTarget(
+        gateway_file(tmp_path, [module("waits", HERE + "WaitsForEver")], [link("shm:/in", "waits")])
+    )
+    with Script(script) as opened:
+        report = replay(target, opened.inputs({"in": "shm:/in"}), opened.times_ns(["in"]))
+    assert report.waiting == {"waits": 3} and report.succeeded
+
+
+def test_threads_of_an_async_step_are_refused(tmp_path: Path) -> None:
+    script = recording(tmp_path / "rec", plain("a"))
+    file = gateway_file(tmp_path, [module("threads", HERE + "InThreads")], [link("shm:/in", "threads")])
+    with pytest.raises(RefusedError, match="to_thread"):
+        run(tmp_path / "out", script, file)
 
 
 def test_no_thread_outlives_a_replay(tmp_path: Path) -> None:

@@ -14,12 +14,15 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from penstock import clock as clocks
 from penstock._core.gateway import GatewayMessage
 from penstock.types import Codec, Schema, codec_of
 from penstock.types.handles import Decoding
+
+if TYPE_CHECKING:
+    import asyncio
 
 log = logging.getLogger("penstock.gateway")
 
@@ -164,7 +167,8 @@ class Source(Module):
             if inspect.iscoroutine(result):
                 import asyncio
 
-                asyncio.run(result)
+                with asyncio.Runner(loop_factory=self._loop_factory()) as runner:
+                    runner.run(result)
         except Exception as error:
             if self.stopping.is_set():
                 return
@@ -172,6 +176,15 @@ class Source(Module):
                 self.on_failure(error)
             else:
                 log.exception("module %r: its source thread ended by an error", self.name)
+
+
+    def _loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
+        clock = clocks.current()
+        if not isinstance(clock, clocks.VirtualClock):
+            return None
+        from penstock.gateway.virtual_loop import SourceLoop
+
+        return lambda: SourceLoop(clock)
 
 
 def typed(module: Any, which: str) -> Schema | None:

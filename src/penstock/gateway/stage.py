@@ -9,6 +9,8 @@ Rules
   restarts. What is due at the moment of an input comes before it.
 - The recording stands for whatever speaks with the world: addresses, and modules that say so (``reaches_outside``), are
   not opened or made. What comes for them is given to ``on_left``.
+- While a step that is ``async`` waits (``asyncio.sleep``, in recorded time), its module receives nothing and the others
+  go on. At the end nobody waits: the sleeps of what is not done then, and of ``stop`` and ``destroy``, take no time.
 - Modules in processes of their own and native ones are refused: nobody could say in which order they do what.
 - The promise holds for modules that use messages, ``self.clock`` (or ``penstock.clock``) and the seed, and that keep no
   state outside of themselves.
@@ -30,7 +32,7 @@ from typing import Any
 from penstock import address
 from penstock._core.gateway import GatewayMessage, Port
 from penstock.bus import Bus, QueueSubscriber
-from penstock.clock import VirtualClock
+from penstock.clock import Timer, VirtualClock
 from penstock.errors import RefusedError, StateError
 from penstock.gateway import carriage
 from penstock.gateway.configuration import Configuration, ModuleEntry, is_address
@@ -41,6 +43,7 @@ from penstock.gateway.links import Delivery, Link, LinkOptions, LinkTable, drain
 from penstock.gateway.loaders import Recipe, recipe
 from penstock.gateway.supervision import Restart, Supervisor
 from penstock.gateway.throttle import Throttle
+from penstock.gateway.virtual_loop import StageLoop
 from penstock.gateway.worker import ERROR, backoff_s
 
 MAX_AT_ONCE = 1_000_000  # messages and timers at one moment; more than that is a loop
@@ -100,13 +103,14 @@ class Node:
     held: deque[tuple[GatewayMessage, LinkOptions, int]] = field(default_factory=deque)  # while it ``waits``
     down: bool = False  # it failed, and is made anew later
     blocked: bool = False  # a message is tried again before those behind it
+    task: asyncio.Task[None] | None = None  # of an async step that has not ended yet
     dead: bool = False
     tried: int = 0  # messages that wait for being tried again
 
     @property
     def waits(self) -> bool:
         """Whether it can receive nothing now."""
-        return self.down or self.blocked
+        return self.down or self.blocked or self.task is not None
 
 
 @dataclass(slots=True)
@@ -152,7 +156,8 @@ class Stage:
         self._sources: dict[int, tuple[Node, str]] = {}  # by the id of the port
         self._routes: dict[int, list[tuple[Node, Predicate | None, LinkOptions]]] = {}
         self._at_once = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: StageLoop | None = None
+        self._turn_timer: Timer | None = None
         self._throttle = Throttle(log)
         self._failures: dict[tuple[str, str, bool], Failure] = {}
         entries = {entry.name: entry for entry in configuration.modules}
@@ -187,10 +192,7 @@ class Stage:
                 self._adopt(node)
         for node in self.nodes.values():
             if node.module is not None:
-                try:
-                    self._call(getattr(node.module, "start", None))
-                except FAILURES as error:
-                    self._failed(node, "start", error)
+                self._begin(node, "start", lambda: None)
         self._run()
 
     def put(self, source: str, message: Any, ordinal: int) -> None:
@@ -225,6 +227,7 @@ class Stage:
     def stop(self) -> None:
         """Stop and drain in link order, then destroy."""
         for group in drain_order(self._table.graph()):
+            self._settle([self.nodes[name] for name in group])
             for name in group:
                 self._step(self.nodes[name], "stop")
             self._run()
@@ -232,6 +235,16 @@ class Stage:
                 self._step(self.nodes[name], "end")
             self._run()
         self.close()
+
+    def _settle(self, nodes: list[Node]) -> None:
+        """Let async steps of these modules end, and those of messages that wait for that."""
+        self._run()
+        while tasks := [node.task for node in nodes if node.task is not None]:
+            try:
+                self._event_loop().hurry(asyncio.wait(tasks))
+            except StateError:
+                return  # they are told as waiting
+            self._run()
 
     def close(self) -> None:
         """Destroy every module."""
@@ -241,31 +254,82 @@ class Stage:
         self._by_module.clear()  # a thread that was given up publishes nothing more
         self._bus.close()
         if self._loop is not None:
-            self._loop.close()
+            self._loop.end()
             self._loop = None
 
     def _step(self, node: Node, step: str) -> None:
         if node.module is None:
             return
         try:
-            self._call(getattr(node.module, step, None))
+            function = getattr(node.module, step, None)
+            result = function() if function is not None else None
+            if inspect.isawaitable(result):
+                self._event_loop().hurry(_outcome(result))
         except FAILURES as error:
             self._tell(node, step, error)
 
-    def _call(self, function: Callable[..., Any] | None, *arguments: Any) -> None:
-        """Call a step; what it gives to await is awaited here to its end."""
-        result = function(*arguments) if function is not None else None
-        if inspect.isawaitable(result):
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-            self._loop.run_until_complete(_outcome(result))
+    def _begin(self, node: Node, step: str, begun: Callable[[], object]) -> None:
+        """Start a module; ``begun`` is called when that has ended well."""
+
+        def ended(error: BaseException | None) -> None:
+            if error is None:
+                begun()
+            else:
+                self._failed(node, step, error)
+
+        self._perform(node, getattr(node.module, "start", None), (), ended)
+
+    def _perform(
+        self,
+        node: Node,
+        function: Callable[..., Any] | None,
+        arguments: tuple[Any, ...],
+        ended: Callable[[BaseException | None], None],
+    ) -> None:
+        """Call a step; ``ended`` gets its error or None, at once or when what it gave to await has ended."""
+        try:
+            result = function(*arguments) if function is not None else None
+        except FAILURES as error:
+            ended(error)
+            return
+        if not inspect.isawaitable(result):
+            ended(None)
+            return
+        module = node.module
+
+        async def awaited() -> None:
+            error: BaseException | None = None
+            try:
+                await result
+            except FAILURES as found:
+                error = found
+            if node.module is module:  # else the stage has been closed meanwhile
+                node.task = None
+                ended(error)
+                self._release(node)
+
+        node.task = self._event_loop().create_task(awaited())
+        self._turn()
+
+    def _event_loop(self) -> StageLoop:
+        if self._loop is None:
+            self._loop = StageLoop(self._clock)
+        return self._loop
+
+    def _turn(self) -> None:
+        """Run the async steps until each of them waits; the clock calls this again when the first of that is due."""
+        assert self._loop is not None
+        due_s = self._loop.run_until_idle()
+        if self._turn_timer is not None:
+            self._turn_timer.cancel()
+        self._turn_timer = None if due_s is None else self._clock.call_at(due_s, self._turn)
 
     def _adopt(self, node: Node) -> None:
         assert node.recipe is not None
         module = node.recipe.make(self)
         if node.module is not None:
             del self._by_module[id(node.module)]
-        node.module = module
+        node.module, node.task = module, None
         self._by_module[id(module)] = node
         if hasattr(module, "on_failure"):
             module.on_failure = functools.partial(self._failed, node, "run")
@@ -342,8 +406,11 @@ class Stage:
     # ---- messages
 
     def _run(self) -> None:
-        while self._ready:
+        while self._ready or (self._loop is not None and self._loop.woken):
             self._count()
+            if not self._ready:
+                self._turn()
+                continue
             node, message, options, tries = self._ready.popleft()
             if node.recipe is None:
                 self._on_left(node.name, message)
@@ -355,14 +422,16 @@ class Stage:
     def _receive(self, node: Node, message: GatewayMessage, options: LinkOptions, tries: int) -> None:
         if node.dead or node.module is None:
             return
-        try:
-            many = getattr(node.module, "receive_many", None)
-            if many is not None:
-                self._call(many, [message])
-            else:
-                self._call(node.module.receive, message)
-        except FAILURES as error:
-            self._message_failed(node, message, options, tries + 1, error)
+        many = getattr(node.module, "receive_many", None)
+
+        def ended(error: BaseException | None) -> None:
+            if error is not None:
+                self._message_failed(node, message, options, tries + 1, error)
+
+        if many is not None:
+            self._perform(node, many, ([message],), ended)
+        else:
+            self._perform(node, node.module.receive, (message,), ended)
 
     def _message_failed(
         self, node: Node, message: GatewayMessage, options: LinkOptions, tries: int, error: BaseException
@@ -419,7 +488,7 @@ class Stage:
     @property
     def waiting(self) -> dict[str, int]:
         """Messages that were not handled so far: their module was down, or they are to be tried again."""
-        counts = {name: len(node.held) + node.tried for name, node in self.nodes.items()}
+        counts = {name: len(node.held) + node.tried + (node.task is not None) for name, node in self.nodes.items()}
         return {address.without_secrets(name): count for name, count in counts.items() if count}
 
     @property
@@ -456,10 +525,12 @@ class Stage:
         node.down = False
         try:
             self._adopt(node)
-            self._call(getattr(node.module, "start", None))
         except FAILURES as error:
             self._failed(node, "restart", error)
             return
+        self._begin(node, "restart", lambda: self._restarted(node))
+
+    def _restarted(self, node: Node) -> None:
         node.supervisor.restarted()
         self._release(node)
 

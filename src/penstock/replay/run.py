@@ -71,10 +71,10 @@ def replay(
                     break
             else:
                 actor.advance(times_ns[1])
-                waiting, unused = actor.waiting, tuple(actor.unused)
                 if on_end is not None:
                     on_end()
                     actor.stop()
+                    waiting, unused = actor.waiting, tuple(actor.unused)
         finally:
             actor.close()
         _check(clock)
