@@ -191,7 +191,7 @@ def test_a_closed_output_ends_only_what_needs_it(tmp_path: Path) -> None:
 
 
 STARTS = """
-import os, signal, sys
+import os, signal, sys, time
 from penstock.cli import exits
 
 if sys.argv[1] == "start":
@@ -208,7 +208,7 @@ else:
     def command():
         Dropped()
         while True:
-            signal.pause()
+            time.sleep(0.01)  # pause() would wait for ever where the signal came just before it
 
     with exits.ending():
         exits.unwinding(command)()
