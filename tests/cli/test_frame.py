@@ -191,7 +191,7 @@ def test_a_closed_output_ends_only_what_needs_it(tmp_path: Path) -> None:
 
 
 STARTS = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from penstock.cli import exits
 
 if sys.argv[1] == "start":
@@ -204,6 +204,9 @@ else:
     class Dropped:
         def __del__(self):
             os.kill(os.getpid(), signal.{0})
+
+    start = threading.Thread.start
+    threading.Thread.start = lambda self: (start(self), time.sleep(0.1))  # a loaded machine: the hook is long at work
 
     def command():
         Dropped()
