@@ -30,6 +30,7 @@ from penstock.broker.client.dialogue import Dialogue, Pending
 from penstock.broker.client.link import Link
 from penstock.broker.client.requests import milliseconds, queue_options, schema_answer, whole
 from penstock.broker.liveness import DEFAULT_S
+from penstock.broker.words import TEMPORARY
 from penstock.channel import Ledger, check_timeout, choose
 from penstock.errors import ClosedError, InvalidArgument, ProtocolError
 
@@ -71,7 +72,7 @@ class Subscriber(channel.Subscriber):
         if not 1 <= credit <= 65_536:
             raise InvalidArgument(f"credit={credit} must be 1 to 65536")
         self._mode = choose(Ack, ack, "ack")
-        self.queue = queue or f"temporary.{uuid.uuid4().hex}"
+        self.queue = queue or f"{TEMPORARY}{uuid.uuid4().hex}"
         if not queue:
             options.setdefault("temporary", True)
         self._credit = credit
