@@ -45,7 +45,8 @@ class Feeder:
         self._publisher = publisher
         self._source = source
         where = f"{publisher.address} to {name}"
-        self.outlet = native.Outlet(publisher._executor.loop, "block", depth, min(depth_bytes, QUEUED_BYTES), -1.0, where, 0, 0, 0)
+        most = min(depth_bytes, QUEUED_BYTES)
+        self.outlet = native.Outlet(publisher._executor.loop, "block", depth, most, -1.0, where, 0, 0, 0)
         self._deadline: float | None = None  # once the publisher is being closed
         self._thread = threading.Thread(target=self._run, name="penstock-tcp-past", daemon=True)
 
