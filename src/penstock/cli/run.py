@@ -188,10 +188,13 @@ def _next(asked: queue.SimpleQueue[tuple[str, list[str]]]) -> tuple[str, list[st
 
 
 def _reload(gateway: Gateway, file: Path, again: list[str]) -> None:
+    before = [one.name for one in gateway.modules()]
     try:
         done = gateway.apply(file, again=again)
     except (PenstockError, OSError) as error:
-        exits.told(f"{error}; the gateway goes on as it was")
+        there = {one.name for one in gateway.modules()}
+        gone = ", ".join(without_secrets(name) for name in before if name not in there)
+        exits.told(f"{error}; the gateway goes on {f'without {gone}, which could not be put back' if gone else 'as it was'}")
     else:
         _say("reloaded: " + (", ".join(done) or "nothing has changed"))
 
