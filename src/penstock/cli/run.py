@@ -145,7 +145,12 @@ def _serve(
     if kept := _kept(infos):
         _say(f"{kept} messages were not handled; their sources keep them, and they come with the next start")
     if not drained:
-        exits.told(f"not everything was handled in {drain_timeout} s; what was left is dropped and counted")
+        given_up = ", ".join(map(without_secrets, gateway.abandoned))
+        exits.told(
+            f"abandoned, because they did not come back: {given_up}"
+            if given_up
+            else f"not everything was handled in {drain_timeout} s; what was left is dropped and counted"
+        )
         raise typer.Exit(exits.FAILED)
 
 
@@ -194,7 +199,8 @@ def _reload(gateway: Gateway, file: Path, again: list[str]) -> None:
     except (PenstockError, OSError) as error:
         there = {one.name for one in gateway.modules()}
         gone = ", ".join(without_secrets(name) for name in before if name not in there)
-        exits.told(f"{error}; the gateway goes on {f'without {gone}, which could not be put back' if gone else 'as it was'}")
+        how = f"without {gone}, which could not be put back" if gone else "as it was"
+        exits.told(f"{error}; the gateway goes on {how}")
     else:
         _say("reloaded: " + (", ".join(done) or "nothing has changed"))
 

@@ -141,7 +141,8 @@ def _remove_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo) -> None:
                 raise
             gateway.remove_module(entry.name, drain=False)  # a module that hangs must not prevent the roll-back
     # made again as it was made: its code may have changed since
-    undo.note(lambda: (gateway._add_entry(entry, start=False, made=there and there.recipe), None)[1])
+    made = there.recipe if there is not None else None
+    undo.note(lambda: (gateway._add_entry(entry, start=False, made=made), None)[1])
 
 
 def _add_link(gateway: Gateway, link: Link, undo: _Undo) -> None:
