@@ -191,6 +191,17 @@ def test_any_token_can_be_shown_by_the_link_that_is_printed() -> None:
         assert get(running.url.partition("?")[0] + "api/state", Cookie=headers["set-cookie"].split(";")[0])[0] == 200
 
 
+def test_monitors_of_one_host_do_not_take_each_others_cookies() -> None:
+    with Service(token="first-token") as first, Service(token="second-token") as second:
+        cookies = []
+        for page in (first, second):
+            page.start()
+            cookies.append(visit(page.url)[2]["set-cookie"].split(";")[0])
+        assert cookies[0].partition("=")[0] != cookies[1].partition("=")[0]  # a browser sends both to both
+        for page in (first, second):
+            assert get(page.url.partition("?")[0] + "api/state", Cookie="; ".join(cookies))[0] == 200
+
+
 def visit(url: str, certificate: str | None = None) -> tuple[int, bytes, Any]:
     """One answer, redirections not followed."""
     trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=certificate))
@@ -216,6 +227,8 @@ def test_token_is_needed_off_loopback(handles: Handles) -> None:
         assert get(url)[0] == 401 and get(url + "api/state")[0] == 401 and get(url + "metrics")[0] == 401
         assert get(url + "?token=wrong-token-wrong")[0] == 401
         assert get(url + "api/state", Authorization=f"Bearer {running.token}")[0] == 200
+        assert get(url + "api/state", Authorization=f"bearer {running.token}")[0] == 200
+        assert get(url + "api/state", Authorization=f"Basic {running.token}")[0] == 401
         connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)
         connection.request("GET", f"/?token={running.token}")
         answer = connection.getresponse()
@@ -455,7 +468,7 @@ def test_counters_reach_an_opentelemetry_collector(service: Service, handles: Ha
     assert points["penstock.matched", name] == 42
 
 
-@pytest.mark.parametrize("body", [b"[]", b"null", b'"x"', b"{"])
+@pytest.mark.parametrize("body", [b"[]", b"null", b'"x"', b"{", b"[" * 60_000])
 def test_an_action_whose_body_is_no_object_is_refused(body: bytes) -> None:
     with Service(every_s=0.2, allow_actions=True) as acting:
         acting.start()
