@@ -36,12 +36,13 @@ from starlette.types import Message as MessageType
 
 from penstock import __version__
 from penstock.address import is_loopback
-from penstock.errors import InvalidArgument, PenstockError
+from penstock.errors import InvalidArgument, PenstockError, RefusedError
 from penstock.monitor import actions, metrics, tail
 from penstock.monitor.grafana import dashboard
 from penstock.monitor.report import Changes, state_record
 from penstock.observe.explain import explain
 from penstock.observe.latency import BOUNDS_NS
+from penstock.observe.snapshot import broker_address, live
 from penstock.observe.watcher import Watcher
 
 __all__ = ["Settings", "application"]
@@ -280,7 +281,9 @@ class _Api:
         counts = [sum(column) for column in zip(*latencies, strict=True)] if latencies else []
         record: dict[str, Any] = {"address": address, "latency": _distribution(counts)}
         try:
-            record["why"] = [dataclasses.asdict(finding) for finding in explain(address, watch_s=0.5)]
+            where = broker_address(address)
+            _check_is_open_here(where)
+            record["why"] = [dataclasses.asdict(finding) for finding in explain(where, watch_s=0.5)]
         except (PenstockError, OSError, ImportError, KeyError) as error:
             record["error"] = str(error)
         return JSONResponse(record)
@@ -318,6 +321,18 @@ class _Api:
         fresh = age_s < 5 * max(1.0, self._watcher.every_s)
         record = {"status": "ok" if fresh else "stale", "age_s": round(age_s, 3), "alarms": len(state.alarms)}
         return JSONResponse(record, 200 if fresh else 503)
+
+
+def _check_is_open_here(address: str) -> None:
+    """Refuse a host that nobody on this machine is connected to: a visitor could have ports tried out from here."""
+    if address.startswith(("tcp://", "broker://")):
+        host = _host_of(address)
+        if host not in {_host_of(block.address) for block in live()}:
+            raise RefusedError(f"{host}: nobody on this machine has it open")
+
+
+def _host_of(address: str) -> str:
+    return "/".join(address.partition("?")[0].split("/")[:3])
 
 
 async def _bounded_body(request: Request) -> bytes | None:
