@@ -25,6 +25,7 @@ Message *as_message(PyObject *self) { return reinterpret_cast<Message *>(self); 
 struct Block final : Owner {
     bus::Header header{};
     Py_buffer content{};
+    bool shared = false;  // the lender lends the properties too
     std::uint8_t *room() { return reinterpret_cast<std::uint8_t *>(this + 1); }
 
     void release(std::uint64_t) noexcept override {
@@ -44,6 +45,21 @@ struct Block final : Owner {
 
 // Bytes that may be lent instead of copied: nothing else can change them.
 bool may_lend(PyObject *object) { return PyBytes_CheckExact(object) || message_check(object); }
+
+// Whom the message is lent by, or null: it holds its content itself, or has it from something that is no gateway message.
+PyObject *lender_of(PyObject *message) {
+    const auto *block = static_cast<Block *>(as_message(message)->owner);
+    PyObject *lender = block ? block->content.obj : nullptr;
+    return lender && PyObject_TypeCheck(lender, message_type) ? lender : nullptr;
+}
+
+// Who has the content of `object` for its own. A message that is published again and again (in a ring, say) borrows
+// from the first one; a chain of messages that hold each other would grow without end.
+PyObject *content_holder(PyObject *object) {
+    if (!PyObject_TypeCheck(object, message_type)) return object;
+    while (PyObject *lender = lender_of(object)) object = lender;
+    return object;
+}
 
 PyObject *finish(PyTypeObject *type, Envelope &envelope, Block *block) {
     envelope.token = reinterpret_cast<std::uint64_t>(&block->header);
@@ -118,8 +134,19 @@ PyObject *build(PyTypeObject *type, PyObject *content, PyObject *dict, std::int6
     Py_buffer view;
     if (PyObject_GetBuffer(content, &view, PyBUF_SIMPLE) != 0) return nullptr;
     const bool lend = may_lend(content);
-    const std::size_t copied = lend ? 0 : static_cast<std::size_t>(view.len);
-    Block *block = too_large(static_cast<std::size_t>(text_size), static_cast<std::size_t>(view.len))
+    const void *bytes = view.buf;
+    const auto size = static_cast<std::size_t>(view.len);
+    if (PyObject *holder = content_holder(content); holder != content) {
+        Py_buffer held;
+        if (PyObject_GetBuffer(holder, &held, PyBUF_SIMPLE) != 0) {
+            PyBuffer_Release(&view);
+            return nullptr;
+        }
+        PyBuffer_Release(&view);
+        view = held;
+    }
+    const std::size_t copied = lend ? 0 : size;
+    Block *block = too_large(static_cast<std::size_t>(text_size), size)
                        ? nullptr
                        : Block::make(static_cast<std::size_t>(text_size) + copied);
     if (!block) {
@@ -130,14 +157,14 @@ PyObject *build(PyTypeObject *type, PyObject *content, PyObject *dict, std::int6
     envelope.timestamp_ns = timestamp_ns;
     envelope.properties = block->room();
     envelope.properties_size = static_cast<std::uint32_t>(text_size);
-    envelope.size = view.len;
+    envelope.size = static_cast<std::int64_t>(size);
     write_properties(dict, block->room());
     if (lend) {
         block->content = view;
-        envelope.data = static_cast<const std::uint8_t *>(view.buf);
+        envelope.data = static_cast<const std::uint8_t *>(bytes);
     } else {
         envelope.data = block->room() + text_size;
-        if (view.len) std::memcpy(block->room() + text_size, view.buf, copied);
+        if (size) std::memcpy(block->room() + text_size, bytes, size);
         PyBuffer_Release(&view);
     }
     return finish(type, envelope, block);
@@ -378,14 +405,16 @@ bool message_types(PyObject *module) {
 }
 
 PyObject *share(PyObject *message) {
+    const auto *from = static_cast<Block *>(as_message(message)->owner);
     Py_buffer view;
-    if (PyObject_GetBuffer(message, &view, PyBUF_SIMPLE) != 0) return nullptr;
+    if (PyObject_GetBuffer(from && from->shared ? from->content.obj : message, &view, PyBUF_SIMPLE) != 0) return nullptr;
     Block *block = Block::make(0);
     if (!block) {
         PyBuffer_Release(&view);
         return nullptr;
     }
     block->content = view;
+    block->shared = true;
     Envelope envelope = as_message(message)->envelope;
     envelope.ordinal = 0;
     return finish(Py_TYPE(message), envelope, block);

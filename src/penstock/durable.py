@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import address as addresses
 from penstock._core import journal as native
-from penstock.channel import Ledger, Publisher, Subscriber, Terms, check_timeout
+from penstock.channel import Ledger, Publisher, Terms, check_timeout
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
-from penstock.history import check_start, kept_of, start_ns
+from penstock.history import Opened, check_start, kept_of, start_ns
 from penstock.journal import presence
 from penstock.journal.follow import Follower
 from penstock.journal.journal import SEGMENT_BYTES, Journal
@@ -148,10 +148,18 @@ class Past:
         self._topic = topic
         self.identity = journal.uuid.bytes
 
-    def open(self, start: str, identity: bytes, last: int) -> Subscriber:
+    def open(self, start: str, identity: bytes, last: int) -> Opened:
         """From ``start`` on, or after ``last`` where that came from this journal."""
+        frontier = self._journal.frontier
         same = identity == self.identity and last
-        return Follower(self._journal, last + 1 if same else place_of(self._journal, check_start(start)))
+        place = last + 1 if same else place_of(self._journal, check_start(start))
+        source = Follower(self._journal, place)
+        try:
+            source.wait(0)  # raises where it is damaged: the peer is told, instead of coming again and again
+        except BaseException:
+            source.close()
+            raise
+        return Opened(source, place, frontier)
 
 
 _open: weakref.WeakSet[DurablePublisher] = weakref.WeakSet()

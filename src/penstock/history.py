@@ -11,6 +11,7 @@ import datetime
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.errors import InvalidArgument
 from penstock.quantities import check_size, duration_s, is_duration, moment_ns
@@ -32,6 +33,15 @@ class Kept:
     def words(self) -> tuple[int, int, int]:
         """The bounds as the native core expects them."""
         return self.messages, self.age_ns, self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A past on disk, opened for one reader."""
+
+    source: Any  #: a subscriber
+    position: int  #: where it begins, whether that is still there or not
+    frontier: int  #: what was on disk then lies before this position
 
 
 def kept_of(history: int | str | None, latest: bool, history_bytes: int | str | None) -> Kept:

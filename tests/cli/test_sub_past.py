@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -46,3 +48,54 @@ def test_the_end_of_the_past_is_found_while_more_is_published(scheme: str, tmp_p
 def test_options_of_reaches_that_keep_messages_point_to_start(option: str) -> None:
     done = run("sub", "shm:/past", option, "5")
     assert done.returncode == 2 and "--start" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["-e"], ["--from", "end", "-e"]])
+def test_the_end_of_what_is_there_is_found_while_more_is_published(words: list[str]) -> None:
+    where = f"shm:/{unique('live')}"
+    with penstock.publisher(where, slots=16) as publisher:
+        ending = threading.Event()
+
+        def go_on() -> None:
+            number = 0
+            while not ending.is_set():
+                publisher.publish(b"%d" % number)
+                number += 1
+                time.sleep(0.002)
+
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        try:
+            done = run("sub", where, *words, timeout=120)
+        finally:
+            ending.set()
+            thread.join()
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) <= (0 if "end" in words else 16)
+
+
+PUBLISH = """
+import sys, time, penstock
+with penstock.publisher("tcp://127.0.0.1:0", durable=sys.argv[1]) as publisher:
+    publisher.publish_many([b"%05d " % n + b"x" * 10_000 for n in range(6000)])
+    publisher.flush()
+    print(publisher.port, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_publisher_that_goes_in_the_midst_of_the_past_is_no_end(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", PUBLISH, str(tmp_path / "kept")], stdout=subprocess.PIPE) as publisher:
+        assert publisher.stdout is not None
+        port = int(publisher.stdout.readline())
+        command = [sys.executable, "-m", "penstock", "sub", f"tcp://127.0.0.1:{port}", "--start", "first", "-e"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as sub:
+            assert sub.stdout is not None and sub.stderr is not None
+            lines = [sub.stdout.readline() for _ in range(100)]
+            publisher.kill()  # most of it was not sent: nobody reads on
+            lines += sub.stdout.readlines()
+            told = sub.stderr.read().decode()
+    assert [int(line.split()[0]) for line in lines] == list(range(len(lines)))
+    assert 100 < len(lines) < 6000
+    assert sub.returncode == 1
+    assert f"its publisher is gone after {len(lines)} of the 6000 messages that were there" in told

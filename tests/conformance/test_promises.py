@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.errors import InvalidArgument
+from penstock.errors import CorruptionError, InvalidArgument, RefusedError
 
 from .reaches import Reach
 from .reading import LONG
@@ -26,6 +27,36 @@ def test_retention_keeps_the_newest_message_whatever_its_size(reach: Reach, tmp_
     publisher.close()
     reach.publisher(**kept)
     assert bytes(reach.subscriber().receive(LONG)) == b"the state"
+
+
+def test_what_retention_removed_before_the_start_is_counted(reach: Reach, tmp_path: Path) -> None:
+    publisher: Any = reach.publisher(durable=tmp_path / "kept", retain_bytes="256K", segment_bytes="64K")
+    for _ in range(100):
+        publisher.publish_many([bytes(10_000)] * 3)
+        publisher.flush()
+    publisher.journal.retain()
+    subscriber = reach.subscriber(start=1)
+    first = subscriber.receive(LONG)
+    assert first.ordinal > 200
+    assert subscriber.ledger.dropped == {"gap": first.ordinal - 1}
+
+
+def test_damage_is_told_to_who_reads_the_past(reach: Reach, tmp_path: Path) -> None:
+    before: Any = reach.publisher(durable=tmp_path / "kept", segment_bytes="64K")
+    for _ in range(60):
+        before.publish_many([bytes(10_000)] * 3)
+        before.flush()
+    before.close()
+    segments = sorted((tmp_path / "kept").glob("*.log"))
+    assert len(segments) > 3
+    os.truncate(segments[1], 30_000)
+    reach.publisher(durable=tmp_path / "kept")
+    subscriber = reach.subscriber(start="first")
+    count = 0
+    with pytest.raises((CorruptionError, RefusedError), match="damaged"):
+        while subscriber.read(LONG) is not None:
+            count += 1
+    assert 0 < count < 60
 
 
 @pytest.mark.parametrize("how", ["durable_wait", "flush"])

@@ -203,6 +203,26 @@ def test_a_received_message_can_be_published_on(broker: ModuleBroker) -> None:
     assert sink.messages[0] is not passer.messages[0]
 
 
+def test_a_message_that_goes_round_and_round_keeps_none_of_its_earlier_selves(broker: ModuleBroker) -> None:
+    class Ring(Collector):
+        def receive(self, message: GatewayMessage) -> None:
+            selves.append(weakref.ref(message))
+            if len(selves) < 5:
+                broker.publish(self, message)
+            else:
+                super().receive(message)
+
+    selves: list[weakref.ref[GatewayMessage]] = []
+    ring = Ring()
+    attach(broker, ring)
+    broker.add_link(ring, ring)
+    say(broker, ring, b"round")
+    eventually(lambda: len(ring.got) == 1)
+    # the first lends its content to the last
+    eventually(lambda: [one() is not None for one in selves] == [True, False, False, False, True])
+    assert ring.got == [b"round"]
+
+
 def test_a_worker_that_waits_holds_no_message(broker: ModuleBroker) -> None:
     source, sink = Collector(), Collector()
     attach(broker, source, sink)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
+import socket
 import sqlite3
 import stat
 import threading
@@ -119,6 +121,33 @@ def test_a_body_is_bounded_and_has_a_length(gateway: Gateway) -> None:
     eventually(lambda: gateway.module("sink").got == [bytes(10)])
 
 
+@pytest.mark.parametrize("lengths", ["Content-Length: 2\r\nContent-Length: 5\r\n", "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n"])
+def test_a_request_whose_end_can_be_read_in_two_ways_is_refused(gateway: Gateway, lengths: str) -> None:
+    """What one server takes for the body, another takes for the next request."""
+    port = add_http_in(gateway)
+    gateway.add_link("web", "sink")
+    gateway.start()
+    with socket.create_connection(("127.0.0.1", port), 60) as connection:
+        connection.sendall(f"POST / HTTP/1.1\r\nHost: a\r\n{lengths}\r\n2\r\nhi\r\n0\r\n\r\n".encode())
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
+    assert post(port, body=b"next") == 204
+    eventually(lambda: gateway.module("sink").got == [b"next"])
+
+
+def test_a_sender_cannot_say_where_its_request_went(gateway: Gateway) -> None:
+    port = add_http_in(gateway)
+    gateway.add_link("web", "sink")
+    gateway.start()
+    headers = {"X-Property-path": "/other", "X-Property-Content-Type": "other", "X-Property-": "nameless"}
+    assert post(port, "/in", Content_Type="text/plain", **headers) == 204
+    sink = gateway.module("sink")
+    eventually(lambda: sink.got == [b"x"])
+    properties = dict(sink.messages[0].properties)
+    assert properties == {"path": "/in", "content-type": "text/plain", "Content-Type": "other"}
+
+
 def test_the_answer_waits_until_it_was_handled_where_that_is_asked_for(gateway: Gateway) -> None:
     port = add_http_in(gateway, confirm="handled", timeout_s=60.0)
     gateway.add_link("web", "sink")
@@ -196,6 +225,50 @@ def test_a_batch_that_is_refused_costs_those_of_the_requests_before_nothing(gate
 # ---- files
 
 
+def test_a_property_keeps_its_blanks_over_http(gateway: Gateway) -> None:
+    port = add_http_in(gateway)
+    gateway.add_link("web", "sink")
+    gateway.add_module("out", modules.HttpPoster, {"url": f"http://127.0.0.1:{port}/"})
+    gateway.add_link("source", "out")
+    gateway.start()
+    say(gateway, b"x", ends=" a b ")
+    sink = gateway.module("sink")
+    eventually(lambda: sink.got == [b"x"])
+    assert sink.messages[0].properties["ends"] == " a b "
+
+
+@pytest.mark.parametrize("kind", [modules.HttpPoster, modules.InfluxOut])
+def test_what_is_told_of_a_server_holds_no_secret(gateway: Gateway, taker: Taker, kind: type) -> None:
+    told: list[str] = []
+    gateway.add_event_callback(Event.MODULE_FAILED, lambda _, __, context, ___: told.append(str(context[2])))
+    taker.answers = [401]
+    url = taker.url.replace("://", "://me:hidden1@") + "/write?db=d&u=me&p=hidden2"
+    at(gateway, kind, {"url": url}, LinkOptions())
+    gateway.start()
+    say(gateway, b'{"value": 1}')
+    eventually(lambda: len(told) == 1)
+    assert f"{taker.url}/write answered 401" in told[0] and "hidden" not in told[0]
+    assert taker.posted[0][0] == "/write?db=d&u=me&p=hidden2"
+    assert taker.posted[0][1]["Authorization"] == "Basic bWU6aGlkZGVuMQ=="
+
+
+@pytest.mark.parametrize("wrong", [{"url": "file://me:hidden@h/?p=hidden"}, {"url": "http://h/a b"}, {"url": "http://h:99999/"},
+                                   {"headers": {"A": "hidden\r\nB: c"}}, {"headers": {"A\n": "b"}}, {"headers": {"A": 1}},
+                                   {"token": "hidden\n"}, {"token": 1}, {"timeout_s": 0}, {"timeout_s": math.nan},
+                                   {"backoff_s": math.inf}])  # fmt: skip
+def test_what_no_request_could_carry_is_refused_without_being_repeated(wrong: dict[str, Any]) -> None:
+    for kind in (modules.HttpPoster, modules.InfluxOut):
+        with pytest.raises(ValueError, match=next(iter(wrong))) as refused:
+            kind.parse({"url": "http://h/", **wrong})
+        assert "hidden" not in str(refused.value)
+
+
+def test_an_argument_that_is_not_known_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match=r"'measurment' is not known; valid: .*measurement") as refused:
+        modules.InfluxOut.parse({"url": "http://h/", "measurment": "m"})
+    assert "batch" not in str(refused.value)
+
+
 def test_lines_go_into_a_file_that_is_turned_over(gateway: Gateway, tmp_path: Path) -> None:
     file = tmp_path / "out"
     gateway.add_module("out", modules.FileOut, {"file": str(file), "max_bytes": 8, "keep": 2, "sync": True})
@@ -243,6 +316,22 @@ def test_rows_go_into_a_database_and_what_is_no_row_costs_itself_alone(gateway: 
         database.close()
     assert rows == [("source", "'; DROP TABLE t; --", 1.5, "[1]"), ("source", "'; DROP TABLE t; --", 2.0, None)]
     assert told[0][:2] == ("out", "receive")
+
+
+@pytest.mark.parametrize("wrong", [b'{"value": -1}', b'{"value": 123456789012345678901234567890}'])
+def test_a_row_that_the_database_refuses_costs_itself_alone(gateway: Gateway, tmp_path: Path, wrong: bytes) -> None:
+    create = "CREATE TABLE IF NOT EXISTS t (value INTEGER CHECK (value >= 0))"
+    file = tmp_path / "db"
+    args = {"connect": {"database": str(file)}, "table": "t", "columns": {"value": "json:value"}, "create": create}
+    at(gateway, modules.SqlOut, args)
+    say(gateway, b'{"value": 1}', wrong, b'{"value": 2}', wrong, b'{"value": 3}')  # they wait together
+    gateway.start()
+    eventually(lambda: gateway.module("sink").got == [wrong, wrong])
+    database = sqlite3.connect(file)
+    try:
+        assert database.execute("SELECT value FROM t ORDER BY value").fetchall() == [(1,), (2,), (3,)]
+    finally:
+        database.close()
 
 
 def test_a_database_that_refuses_is_tried_again(gateway: Gateway, tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from penstock.gateway import (
+    Delivery,
     DrainError,
     Event,
     Gateway,
     GatewayMessage,
+    LinkOptions,
     QueueOptions,
 )
 from penstock.gateway.losses import last_loss
@@ -23,6 +25,7 @@ from tests.gateway.delivery import (
     AGAIN,
     Backlog,
     Backlogged,
+    Fails,
     FromBacklog,
     OneByOne,
     marked,
@@ -56,6 +59,37 @@ def test_a_mark_waits_for_every_sink_and_for_what_they_published(gateway: Gatewa
     c.gate.set()
     eventually(mark.handled)
     beside.gate.set()
+
+
+@pytest.mark.parametrize("max_tries", [1, 3])
+def test_a_mark_waits_for_the_dead_letter_to_be_handled(gateway: Gateway, max_tries: int) -> None:
+    for name, kind in (("a", Collector), ("b", Fails), ("dead", Collector)):
+        gateway.add_module(name, kind)
+    gateway.add_link("a", "b", None, LinkOptions(max_tries=max_tries, backoff_s=0.01), error="dead")
+    gateway.start()
+    dead = gateway.module("dead")
+    dead.gate.clear()
+    say(gateway, "a", b"bad")
+    mark = marked(gateway, "a")
+    while gateway.broker.worker_of(dead).busy_since is None:
+        assert not mark.handled()
+    assert not mark.handled(), "its dead letter is in hand"
+    dead.gate.set()
+    eventually(mark.handled)
+    assert dead.got == [b"bad"]
+
+
+def test_dead_letters_are_at_least_once_where_one_that_asks_for_them_is(gateway: Gateway) -> None:
+    for name in ("a", "b", "c", "dead"):
+        gateway.add_module(name, Collector)
+
+    def of_dead_letters() -> list[Delivery | None]:
+        return [link.options.delivery for link in gateway.links() if link.source == "c.error"]
+
+    gateway.add_link("a", "c", error="dead")
+    assert of_dead_letters() == [Delivery.AT_MOST_ONCE]
+    gateway.add_link("b", "c", None, AGAIN, error="dead")
+    assert of_dead_letters() == [Delivery.AT_LEAST_ONCE]
 
 
 def test_a_mark_of_a_cycle_ends(gateway: Gateway) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import struct
+import weakref
 
 import pytest
 from hypothesis import given
@@ -154,6 +155,19 @@ def test_content_is_shared_where_it_cannot_change_and_copied_where_it_can() -> N
     del content, message
     gc.collect()
     assert bytes(other) == bytes(range(100))
+
+
+def test_a_message_passed_on_again_and_again_holds_the_first_one_and_none_between() -> None:
+    first = GatewayMessage(b"the content", {"hop": "0"})
+    address, between = first.address, []
+    message = first
+    for hop in range(3):
+        message = message.with_properties({"hop": str(hop)})
+        between.append(weakref.ref(message))
+    del first
+    gc.collect()
+    assert [one() is None for one in between] == [True, True, False]
+    assert (message.address, bytes(message), dict(message.properties)) == (address, b"the content", {"hop": "2"})
 
 
 def test_nobody_can_take_a_message_away_from_the_others() -> None:

@@ -367,6 +367,31 @@ def test_transform_assigns_to_properties_of_any_content(gateway: Gateway) -> Non
     assert dict(sink.messages[0].properties) == {"large": "true"}
 
 
+@pytest.mark.parametrize(("kind", "wrong"), [
+    (modules.Aggregator, {"window_s": -1}), (modules.Aggregator, {"window_count": 0}),
+    (modules.Aggregator, {"window_count": 1.5}), (modules.Aggregator, {"max_groups": 0}), (modules.Throttle, {"max_keys": 0}),
+    (modules.Throttle, {"by": 5}), (modules.FileTail, {"file": "f", "poll_s": 0}), (modules.FileTail, {"file": "f", "place": 5}),
+    (modules.FileTail, {"file": "f", "max_line_bytes": 0}), (modules.Timer, {"count": 1.5}), (modules.Timer, {"count": -1}),
+    (modules.Timer, {"properties": {"a": 1}}), (modules.PropertyMapper, {"keep": "abc"}),
+    *((kind, {name: value}) for kind, name in ((modules.Aggregator, "window_s"), (modules.Window, "window_s"),
+      (modules.Timer, "period_s"), (modules.Deduplicate, "window_s"), (modules.Sensor, "mean"))
+      for value in (float("nan"), float("inf"))),
+    (modules.Window, {"window_s": 1e30}), (modules.Timer, {"period_s": 10**400}),
+])  # fmt: skip
+def test_an_argument_that_could_not_work_is_refused_before_anything_runs(kind: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=[*wrong][-1]):
+        kind.parse(wrong)
+
+
+@pytest.mark.parametrize("wrong", [b'{"value": NaN}', b'{"value": 1e999}', b'{"value": "x"}', b"{}", b"[1]"])
+def test_what_is_no_number_costs_itself_alone_and_not_the_window(gateway: Gateway, wrong: bytes) -> None:
+    sink = through(gateway, modules.Aggregator, {"window_count": 2})
+    for content in (b'{"value": 1}', wrong, b'{"value": 3}'):
+        gateway.module("source").publish(content)
+    eventually(lambda: len(sink.got) == 1)
+    assert json.loads(sink.got[0]) == {"count": 2, "min": 1.0, "max": 3.0, "last": 3.0, "mean": 2.0}
+
+
 @pytest.mark.parametrize("assign", [[".a"], [".a == 1"], ["size = 1"], [".a = "], [".a[0] = 1"], ["properties = 1"], [1]])
 def test_transform_refuses_what_is_no_assignment(assign: list[Any]) -> None:
     with pytest.raises(ValueError, match=r"assign|filter"):

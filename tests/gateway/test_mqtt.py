@@ -114,9 +114,29 @@ def test_what_was_not_handled_comes_again(broker: Broker) -> None:
 
 def test_wrong_args_are_refused() -> None:
     for kind in (MqttIn, MqttOut):
-        for wrong in ({"qos": 2}, {"nonsense": 1}, {"port": "x"}):
-            with pytest.raises(ValueError):
+        for wrong in ({"qos": 2}, {"nonsense": 1}, {"port": "x"}, {"port": 0}, {"port": 70000}, {"host": ""},
+                      {"keepalive_s": 10**9}, {"keepalive_s": -1}, {"password": 5, "username": "u"}, {"password": "p"},
+                      {"client_id": 5}, {"tls": 5}, {"will": 5}, {"will": {}}, {"will": {"topic": "a/#"}},
+                      {"will": {"topic": "a", "payload": 5}}, {"will": {"topic": "a", "qos": 3}}):  # fmt: skip
+            with pytest.raises(ValueError, match=next(iter(wrong))):
                 kind.parse(wrong)
+    with pytest.raises(ValueError, match="topics is empty"):
+        MqttIn.parse({"topics": []})
+    for topic in ("", "a/#", "+"):
+        with pytest.raises(ValueError, match="topic is one to publish to"):
+            MqttOut.parse({"topic": topic})
+
+
+def test_those_that_come_before_the_connection_is_made_wait_for_it(broker: Broker) -> None:
+    with Gateway() as gateway:
+        gateway.add_module("source", Collector)
+        gateway.add_module("out", MqttOut, {"port": broker.port})
+        gateway.add_link("source", "out")
+        for n in range(20):
+            gateway.module("source").publish(b"%d" % n)  # they are there when it starts
+        gateway.start()
+        eventually(lambda: gateway.broker.info(gateway.module("out")).handled == 20)
+        assert gateway.broker.info(gateway.module("out")).failed == 0
 
 
 def test_a_server_that_is_not_there_or_goes_away_is_told_of(broker: Broker) -> None:

@@ -25,6 +25,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
@@ -136,6 +137,16 @@ def need_output() -> None:
     """For a command that waits: fail at once if its output cannot be written."""
     if "stdout" in closed:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+@contextmanager
+def about(path: Path) -> Iterator[None]:
+    """An error of the file system in this block names ``path``, if it names no file itself."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def told(text: str) -> None:

@@ -100,6 +100,7 @@ def sub(
             if count is not None and passes is None:
                 more |= _credit(where, count)
             silence.refuse_nobody(parse(where), wait)
+            began_ns = time.time_ns()
             with silence.told_after(address):
                 subscriber = stack.enter_context(penstock.subscriber(where, **more))
             if not wait:
@@ -110,7 +111,8 @@ def sub(
                 for path in paths:
                     check_path(known, path)
             losses = _Losses(subscriber, as_json)
-            made = Source(without_secrets(address), subscriber, values, losses, head.encode())
+            made = Source(without_secrets(address), subscriber, values, losses, head.encode(), began_ns)
+            made.takes = parse(where).scheme == "broker"
             if "start" in parse(where).options:
                 made.past = "network" if parse(where).scheme == "tcp" else "disk"
             sources.append(made)
@@ -233,22 +235,49 @@ class Source:
     values: Values
     losses: _Losses
     head: bytes
+    began_ns: int
     seen: int = 0
+    takes: bool = False  # what it reads is gone for others: all of it is printed
     past: str = ""  # where reading starts; empty: with new messages, or with the history that the reach keeps
-    began_ns: int = field(default_factory=time.time_ns)
-    ended: bool = False  # everything that existed when it was opened has been read
+    last: int = 0  # the ordinal that was read last
+    passed: bool = False  # a message came that was not there when it was opened
 
     @property
     def quiet_s(self) -> float:
         """How long it may be silent before that counts as its end; on disk one read is enough."""
         return 0.0 if self.past == "disk" or self.address.startswith("journal:") else QUIET_AT_END_S
 
-    def note(self, message: Message) -> None:
-        """Note a message: one that was stored after this command began (by the publisher's clock) marks the end."""
-        if self.past and not self.ended:
+    @property
+    def _session(self) -> Any:
+        """Its connection, where a publisher reads the past for it and has said how much that is."""
+        sessions: Any = getattr(self.subscriber, "sessions", ()) if self.past == "network" else ()
+        return next((one for one in sessions if one.frontier), None)
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything that existed when it was opened has been read."""
+        session = self._session
+        return self.passed or bool(session is not None and max(self.last + 1, session.place) >= session.frontier)
+
+    def is_new(self, message: Message) -> bool:
+        """Whether a message came after this was opened: by its number, else by its publisher's clock."""
+        session = self._session
+        if session is not None:
+            new = bool(message.ordinal >= session.frontier)
+        else:
             sessions: Any = getattr(self.subscriber, "sessions", ())
             offset = next((one.clock_offset_ns for one in sessions if one.clock_offset_ns is not None), 0)
-            self.ended = message.timestamp_ns > self.began_ns + offset
+            new = message.timestamp_ns > self.began_ns + offset
+        self.passed = self.passed or new
+        return new
+
+    def missing(self) -> str:
+        """What is missing of a past that its publisher does not send any more, in words; empty while it may come."""
+        session = self._session
+        if session is None or self.ended or session.connected:
+            return ""
+        read, all_of_it = max(0, self.last + 1 - session.place), session.frontier - session.place
+        return f"{self.address}: its publisher is gone after {read} of the {all_of_it} messages that were there"
 
 
 @dataclass(slots=True)
@@ -263,11 +292,13 @@ class Reader:
     silence_told: bool = False
     example: bytes = b""
     began: float = field(default_factory=time.monotonic)
+    to_the_end: bool = False  # what comes after the start of this command is not printed
 
     def run(self, count: int | None, timeout: float | None, exit_at_end: bool) -> bool:
         """Run until the count or the end is reached (True), or nothing came for too long (False)."""
         read_at = printed_at = time.monotonic()
         at_end_s = max((source.quiet_s for source in self.sources), default=0.0)
+        self.to_the_end = exit_at_end
         while count is None or self.printed < count:
             ends = [printed_at + timeout] if timeout is not None else []
             ends += [read_at + at_end_s] if exit_at_end else []
@@ -279,13 +310,21 @@ class Reader:
                 return True
             if self.printed > before:
                 printed_at = now
-            elif exit_at_end and not came and now - read_at >= at_end_s:
+            elif exit_at_end and not came and now - read_at >= at_end_s and self._is_over():
                 return True
             elif timeout is not None and now - printed_at >= timeout:
                 return False
             else:
                 self._tell_silence()
         return True
+
+    def _is_over(self) -> bool:
+        """Whether the silence of all sources is their end; raises where one broke off before its end."""
+        for source in self.sources:
+            if said := source.missing():
+                exits.told(said)
+                raise typer.Exit(exits.FAILED)
+        return all(source._session is None or source.ended for source in self.sources)
 
     def _round(self, most: int | None, wait_s: float) -> int:
         """Wait for one of the sources, then print what each has; returns how many messages came."""
@@ -305,10 +344,12 @@ class Reader:
         batch = source.subscriber.read_many(min(256, most or 256), wait_s)
         before = self.printed
         for message in batch:
+            if self.to_the_end and source.is_new(message) and not source.takes:
+                break
             if self.passes is None or self.passes(message, source.values):
                 out.write(source.head + self.write(message, source.values))
                 self.printed += 1
-            source.note(message)
+            source.last = message.ordinal
         if self.printed > before:
             out.flush()
         elif len(batch):

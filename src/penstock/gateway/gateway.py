@@ -473,12 +473,24 @@ class Gateway:
                 raise
 
     def _add_error_link(self, link: Link) -> None:
+        """Dead letters are delivered as what failed was: a durable source waits for those of a link at least once."""
         ends = f"{link.sink}.{ERROR}", str(link.error)
+        options = replace(DEFAULT, delivery=self._delivery(link))
         if ends not in self._table:
-            self._add_plain(Link(*ends))
+            self._add_plain(Link(*ends, options=options))
             self._error_links[ends] = set()
-        if ends in self._error_links:  # else it is somebody's own
+        elif ends in self._error_links and options.delivery is Delivery.AT_LEAST_ONCE:  # else it is somebody's own
+            with self._lock:
+                self._table.add(Link(*ends, options=options))
+                self._sync((ends[0],))
+        if ends in self._error_links:
             self._error_links[ends].add(link.ends)
+
+    def _delivery(self, link: Link) -> Delivery | None:
+        if link.buffer is not None:
+            return link.options.delivery or Delivery.AT_LEAST_ONCE
+        sources = [kept.module for kept in map(self._kept.get, (link.source, self._table.owner(link.source))) if kept]
+        return link.options.chosen(any(getattr(module, "durable", False) for module in sources)).delivery
 
     def _drop_error_links(self) -> None:
         """Remove those that no link asks for any more."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -24,6 +25,7 @@ from penstock.types.handles import Decoding
 if TYPE_CHECKING:
     import asyncio
 
+MAX_SECONDS = 1e9  # more cannot be waited for
 log = logging.getLogger("penstock.gateway")
 
 
@@ -212,10 +214,12 @@ def options(args: Any, **defaults: Any) -> dict[str, Any]:
         wanted = defaults[name]
         if wanted is not None and not _same_kind(value, wanted):
             raise ValueError(f"{name} is like {wanted!r}, not {value!r}")
+        if name.endswith("_s") and isinstance(value, int | float) and value > MAX_SECONDS:
+            raise ValueError(f"{name} is at most {MAX_SECONDS:.0f} seconds, not {value!r}")
     return {**defaults, **given}
 
 
 def _same_kind(value: Any, wanted: Any) -> bool:
     if isinstance(wanted, float):
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
     return type(value) is type(wanted)

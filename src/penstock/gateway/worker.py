@@ -670,12 +670,13 @@ class Worker:
                 self._fail("receive", error)
             self._receiving(0)
             self.resent += 1
-            heapq.heappop(self.aside)
             self.counters.add("redelivered")
             joint = self.joints.get(one.message.id)
-            if failed is not None:
-                options = joint.options if joint is not None else DEFAULT
-                self._put_aside(one.message, failed, options, one.tries + 1, one.number)
+            if self.aside and self.aside[0] is one:  # else it was left or lost meanwhile, and counted
+                if failed is not None:
+                    options = joint.options if joint is not None else DEFAULT
+                    self._put_aside(one.message, failed, options, one.tries + 1, one.number)
+                heapq.heappop(self.aside)  # last: whoever waits for it finds it here, or its dead letter in a queue
             self.busy_since = None
 
     def _retry_here(self, message: GatewayMessage, error: BaseException, options: LinkOptions) -> None:

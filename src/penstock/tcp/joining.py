@@ -12,10 +12,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from penstock.errors import PenstockError, ProtocolError, RefusedError
+from penstock.errors import CorruptionError, PenstockError, ProtocolError, RefusedError
+from penstock.history import Opened
 from penstock.tcp.executor import READ, Executor
 from penstock.tcp.past import ALL
-from penstock.tcp.protocol import Agreed
+from penstock.tcp.protocol import DAMAGED, Agreed, FrameType, frame
 
 if TYPE_CHECKING:
     from penstock.tcp.publisher import Publisher
@@ -78,9 +79,21 @@ class Joining:
                 raise ProtocolError("does not read its handshake")
 
     def _join(self, agreed: Agreed) -> None:
-        answer = self._answer.answer(agreed, time.time_ns(), past=ALL if self._publisher.durable else 0)
+        opened: Opened | None = None
+        if agreed.wanted.start:
+            try:
+                opened = self._publisher.open_past(agreed.wanted)
+            except Exception as error:  # whatever a peer asked for: it alone is closed, and told why
+                said = f"{DAMAGED}: {error}" if isinstance(error, CorruptionError) else str(error)
+                with contextlib.suppress(OSError):
+                    self._socket.send(frame(FrameType.REFUSED, said.encode()))
+                self._fail(error)
+                return
+        places = (0, 0) if opened is None else (opened.position, opened.frontier)
+        past = ALL if self._publisher.durable else 0
+        answer = self._answer.answer(agreed, time.time_ns(), places[0], past, places[1])
         self._finish()
-        self._publisher.joined(self, self._socket, agreed, answer)
+        self._publisher.joined(self, self._socket, agreed, answer, opened)
 
     def _finish(self) -> None:
         self._ended = True

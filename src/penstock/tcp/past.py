@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock._core import tcp as native
 from penstock.channel import Subscriber
 from penstock.errors import ClosedError, PenstockError
+from penstock.history import Opened
 from penstock.tcp.log import logger
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ class Past(Protocol):
 
     identity: bytes  # the same for every publisher of it, one after the other
 
-    def open(self, start: str, identity: bytes, last: int) -> Subscriber:
-        """From ``start`` on, or after the ordinal ``last`` where that came from this past."""
+    def open(self, start: str, identity: bytes, last: int) -> Opened:
+        """From ``start`` on, or after the ordinal ``last`` where that came from this past. Raises where it cannot be
+        read there."""
 
 
 class Feeder:

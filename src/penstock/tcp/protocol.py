@@ -35,6 +35,7 @@ MAX_ANSWER_DATA = MAX_HANDSHAKE_DATA + MAX_SCHEMA_BYTES
 NO_NONCE = bytes(16)
 PUBLISHES = "messages are published at this port, nobody answers calls there; read it with penstock.subscriber"
 NO_PAST_HERE = "this publisher keeps nothing on disk; open it with durable=, or the subscriber without start="
+DAMAGED = "what this publisher keeps on disk is damaged there"
 BROKER_BEGINS = b"HELLO "  # what a client of a broker says first
 ANSWERS = "calls are answered at this port, nobody publishes there; ask it with penstock.client"
 PROOF_SIZE = 32
@@ -67,10 +68,11 @@ class Tag(enum.IntEnum):
     NO_PAST = 10
     START = 11
     LAST = 12
+    FRONTIER = 13
 
 
 SIZES = {Tag.NEXT_ORDINAL: 8, Tag.NONCE: 16, Tag.IDENTITY: 16, Tag.CLOCK_NS: 8, Tag.PROOF: PROOF_SIZE, Tag.CALLS: 0,
-         Tag.PAST: 8, Tag.NO_PAST: 0, Tag.LAST: 24}  # fmt: skip
+         Tag.PAST: 8, Tag.NO_PAST: 0, Tag.LAST: 24, Tag.FRONTIER: 8}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class Agreed:
     peer_clock_ns: int = 0
     schema: str = ""
     past: int = 0  # so many first messages are history; an earlier connection may have delivered them
+    frontier: int = 0  # with ``start``: the messages before this ordinal were on disk; 0: it was not told
     wanted: Wanted = Wanted()
 
 
@@ -109,6 +112,7 @@ class Extension:
     calls: bool = False  # the connection carries requests and answers, not messages
     schema: str = ""
     past: int = 0
+    frontier: int = 0
     wanted: Wanted = Wanted()
 
     def encode(self) -> bytes:
@@ -128,6 +132,8 @@ class Extension:
             fields.append((Tag.CALLS, b""))
         if self.schema:
             fields.append((Tag.SCHEMA, self.schema.encode()))
+        if self.frontier:
+            fields.append((Tag.FRONTIER, struct.pack("<Q", self.frontier)))
         if not self.wanted.past:
             fields.append((Tag.NO_PAST, b""))
         if self.wanted.start:
@@ -165,6 +171,7 @@ class Extension:
             Tag.CALLS in fields,
             fields.get(Tag.SCHEMA, b"").decode("utf-8", "replace"),
             int.from_bytes(fields.get(Tag.PAST, b""), "little"),
+            int.from_bytes(fields.get(Tag.FRONTIER, b""), "little"),
             Wanted(Tag.NO_PAST not in fields, fields.get(Tag.START, b"").decode("utf-8", "replace"), last),
         )
 
@@ -336,7 +343,7 @@ class Request(Negotiation):
         if extension is None:
             return Agreed(received.version, False)
         facts = (extension.identity, extension.next_ordinal, extension.clock_ns, extension.schema, extension.past)
-        return Agreed(received.version, True, *facts)
+        return Agreed(received.version, True, *facts, extension.frontier)
 
     def _check_publisher(self, proof: bytes) -> None:
         challenge = getattr(self, "_challenge", NO_NONCE)  # unset where the publisher never challenged: refused below
@@ -419,10 +426,12 @@ class Answer(Negotiation):
             return Agreed(version, False)
         return Agreed(version, True, extension.identity, 0, extension.clock_ns, wanted=extension.wanted)
 
-    def answer(self, agreed: Agreed, clock_ns: int, next_ordinal: int = 0, past: int = 0) -> bytes:
+    def answer(
+        self, agreed: Agreed, clock_ns: int, next_ordinal: int = 0, past: int = 0, frontier: int = 0
+    ) -> bytes:
         """The publisher's handshake: the last bytes before data."""
         if not agreed.extended:
             return handshake(agreed.version)
-        facts = (next_ordinal, clock_ns, self._proof, self._calls, self._schema, past)
+        facts = (next_ordinal, clock_ns, self._proof, self._calls, self._schema, past, frontier)
         ours = Extension(False, self._nonce, self._identity, *facts)
         return handshake(agreed.version, ours)

@@ -29,13 +29,13 @@ from penstock.address import is_loopback
 from penstock.channel import Ledger, Overflow, Terms, check_timeout, choose
 from penstock.channel import Publisher as PublisherContract
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
-from penstock.history import kept_of
+from penstock.history import Opened, kept_of
 from penstock.tcp import sockets
 from penstock.tcp.executor import READ, Executor, default_executor
 from penstock.tcp.joining import Joining
 from penstock.tcp.log import Throttle, logger
 from penstock.tcp.past import Feeder, Past
-from penstock.tcp.protocol import NEXT_ORDINAL_OFFSET, Agreed, Answer, FrameType, frame
+from penstock.tcp.protocol import NEXT_ORDINAL_OFFSET, Agreed, Answer, Wanted
 
 if TYPE_CHECKING:
     import ssl
@@ -345,10 +345,12 @@ class Publisher(PublisherContract):
         """The schema that its handshake sends, or None."""
         return self._schema or None
 
-    def joined(self, joining: Joining, connection: socket.socket, agreed: Agreed, answer: bytes) -> None:
+    def joined(
+        self, joining: Joining, connection: socket.socket, agreed: Agreed, answer: bytes, opened: Opened | None = None
+    ) -> None:
         """A handshake has succeeded: hand the connection to the native core."""
-        if agreed.wanted.start:
-            self._begin_past(joining, connection, agreed, answer)
+        if opened is not None:
+            self._begin_past(joining, connection, opened, answer)
             return
         offset = NEXT_ORDINAL_OFFSET if agreed.extended else 0
         with self._changed:
@@ -360,18 +362,15 @@ class Publisher(PublisherContract):
             self._changed.notify_all()
         logger.debug("%s: %s joined, %s", self.address, joining.name, "extended" if agreed.extended else "plain")
 
-    def _begin_past(self, joining: Joining, connection: socket.socket, agreed: Agreed, answer: bytes) -> None:
+    def open_past(self, wanted: Wanted) -> Opened:
+        """What a subscriber asked for by ``start=``."""
         assert self._past is not None  # else it was refused
-        try:
-            if len(self._feeders) >= MAX_FEEDERS:
-                raise CapacityError(f"{MAX_FEEDERS} subscribers read the past already")
-            source = self._past.open(agreed.wanted.start, *agreed.wanted.last)
-        except Exception as error:  # whatever a peer asked for: it alone is closed, and told why
-            with contextlib.suppress(OSError):
-                connection.send(frame(FrameType.REFUSED, str(error).encode()))
-            connection.close()
-            self.failed(joining, error)
-            return
+        if len(self._feeders) >= MAX_FEEDERS:
+            raise CapacityError(f"{MAX_FEEDERS} subscribers read the past already")
+        return self._past.open(wanted.start, *wanted.last)
+
+    def _begin_past(self, joining: Joining, connection: socket.socket, opened: Opened, answer: bytes) -> None:
+        source = opened.source
         feeder = Feeder(self, source, joining.name, *self._depths)
         with self._changed:
             self._joining.pop(joining, None)
@@ -382,7 +381,7 @@ class Publisher(PublisherContract):
             self._feeders.append(feeder)
             feeder.begin(connection, answer)
             self._changed.notify_all()
-        logger.debug("%s: %s joined at %s of the past", self.address, joining.name, agreed.wanted.start)
+        logger.debug("%s: %s joined at %d of the past", self.address, joining.name, opened.position)
 
     def fed(self, feeder: Feeder) -> None:
         """Its peer has gone."""

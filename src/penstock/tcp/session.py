@@ -30,7 +30,7 @@ from penstock.errors import PenstockError, ProtocolError, RefusedError
 from penstock.tcp import sockets
 from penstock.tcp.executor import HANG_UP, READ, WRITE, Timer
 from penstock.tcp.log import Throttle, logger
-from penstock.tcp.protocol import NO_NONCE, NO_PAST_HERE, Agreed, Request
+from penstock.tcp.protocol import DAMAGED, NO_NONCE, NO_PAST_HERE, Agreed, Request
 
 if TYPE_CHECKING:
     from penstock.tcp.subscriber import Subscriber
@@ -59,6 +59,8 @@ class Session:
         self.refused = ""  #: why reading ends, where the publisher cannot give what was asked for
         self.connections = 0
         self.clock_offset_ns: int | None = None
+        self.place = 0  #: with ``start=``: the ordinal at which it began
+        self.frontier = 0  #: with ``start=``: what was on disk when it joined lies before this ordinal; 0: not known
         self.schema = ""  #: the schema of its messages, from the publisher's handshake
         self._subscriber = subscriber
         self._executor = subscriber.executor
@@ -127,7 +129,8 @@ class Session:
             log = self._warnings.warn if isinstance(error, RefusedError) else logger.debug
             log("session to %s: %s", self._target_name(attempt.target), error)
             self._target_index = (self._target_index + 1) % len(self.targets)
-            if isinstance(error, RefusedError) and NO_PAST_HERE in str(error) and not self._target_index:
+            lasts = isinstance(error, RefusedError) and any(why in str(error) for why in (NO_PAST_HERE, DAMAGED))
+            if lasts and not self._target_index:
                 self.refused = f"{self._target_name(attempt.target)}: {error}"
                 self._refuse(str(error))
             elif self._target_index:
@@ -164,6 +167,8 @@ class Session:
             # Another identity is another stream: ordinals begin anew and no gap is counted as a loss.
             fresh = agreement.peer_identity != self.identity or not agreement.extended
             self.identity = agreement.peer_identity
+            if fresh or not self.frontier:
+                self.place, self.frontier = agreement.next_ordinal, agreement.frontier
             if agreement.extended:
                 self.clock_offset_ns = agreement.peer_clock_ns - time.time_ns()
             self.connections += 1

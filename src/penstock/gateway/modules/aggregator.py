@@ -8,6 +8,7 @@ one of ``by``.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from penstock._core.gateway import GatewayMessage
@@ -22,7 +23,12 @@ class Aggregator(Module):
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""
-        return options(args, field="value", by="deviceId", window_s=10.0, window_count=None, max_groups=10000)
+        given = options(args, field="value", by="deviceId", window_s=10.0, window_count=None, max_groups=10000)
+        if given["window_s"] < 0 or given["max_groups"] < 1:
+            raise ValueError("window_s is 0 or more and max_groups 1 or more")
+        if (count := given["window_count"]) is not None and (type(count) is not int or count < 1):
+            raise ValueError(f"window_count is a whole number, 1 or more, or null, not {count!r}")
+        return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Begin with no window."""
@@ -32,7 +38,7 @@ class Aggregator(Module):
     def receive(self, message: GatewayMessage) -> None:
         """Add one value; publish the window that it completes or follows."""
         now, c = self.clock.now(), self.configuration
-        value = float(json.loads(bytes(message))[c["field"]])
+        value = _number(json.loads(bytes(message)), c["field"])
         group = message.properties.get(c["by"], "")
         window = self._windows.get(group)
         if window and c["window_count"] is None and now - window["begin"] >= c["window_s"]:
@@ -57,3 +63,14 @@ class Aggregator(Module):
         del window["begin"]
         self.publish(json.dumps(window).encode(), {"kind": "aggregate", self.configuration["by"]: group})
         return None
+
+
+def _number(content: Any, field: str) -> float:
+    """What is no number would be wrong in every figure of its window."""
+    try:
+        value = float(content[field])
+    except (LookupError, TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"the content is no JSON object with a number as {field!r}")
+    return value

@@ -33,6 +33,10 @@ class FileTail(Source):
         given = options(args, file="", from_start=False, poll_s=0.2, max_line_bytes=65536, place=None)
         if not given["file"]:
             raise ValueError("file is missing")
+        if not given["poll_s"] > 0 or given["max_line_bytes"] < 1:
+            raise ValueError("poll_s is above 0 and max_line_bytes 1 or more")
+        if not isinstance(given["place"], str | None):
+            raise ValueError(f"place is the path of a file or null, not {given['place']!r}")
         return given
 
     @classmethod

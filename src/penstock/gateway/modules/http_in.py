@@ -4,8 +4,8 @@ args: ``host`` ("127.0.0.1"), ``port`` (8080; 0: any), ``path`` ("/": this and a
 off loopback: requests carry ``Authorization: Bearer TOKEN``), ``max_body_bytes`` (1048576), ``timeout_s`` (10.0: how
 long a sender may be silent), ``max_requests`` (64 at once), ``confirm`` ("published", or "handled": it is answered when
 the links' at_least_once sinks have handled it, by 503 after ``timeout_s``, so that the sender posts it again).
-Answers: 204 taken, 401, 404, 405 to other methods, 411, 413, 503. Properties: ``path``, ``content-type``, and each
-``X-Property-NAME``.
+Answers: 204 taken, 400, 401, 404, 405 to other methods, 411, 413, 503. Properties: ``path``, ``content-type``, and each
+``X-Property-NAME`` (one of these two names is left out: they are what the request itself says).
 """
 
 from __future__ import annotations
@@ -136,6 +136,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(401)
         elif path != wanted and not path.startswith(f"{wanted}/"):
             self._answer(404)
+        elif len(self.headers.get_all("Content-Length", ())) + len(self.headers.get_all("Transfer-Encoding", ())) > 1:
+            self._answer(400)  # somebody else could see another end of this request
         elif not size.isdecimal():
             self._answer(411)
         elif len(size) > 18 or int(size) > c["max_body_bytes"]:
@@ -155,10 +157,12 @@ class _Handler(BaseHTTPRequestHandler):
         if len(body) < size:
             self.close_connection = True
             return
-        properties = {"path": path, "content-type": self.headers.get("Content-Type", "")}
+        properties = {}
         for name, value in self.headers.items():
             if name.lower().startswith(PREFIX):
                 properties[unquote(name[len(PREFIX) :])] = unquote(value)
+        properties.pop("", None)
+        properties |= {"path": path, "content-type": self.headers.get("Content-Type", "")}
         try:
             taken = self.server.module.take(body, {k: v for k, v in properties.items() if "\0" not in k + v})
         except (PenstockError, TimeoutError):

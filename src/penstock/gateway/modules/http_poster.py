@@ -1,30 +1,43 @@
 """HttpPoster: each message as the body of a POST; its properties as headers ``X-Property-NAME``.
 
-args: ``url`` (required, http or https), ``timeout_s`` (10.0), ``content_type`` (null: "application/json" for batches of
-that format, else "application/octet-stream"), ``headers`` ({}), ``token`` (null: no ``Authorization: Bearer``),
-``tries`` (5), ``backoff_s`` (0.5, doubled each time). Answers of 500 and above, 408 and 429, and connections that fail
-are tried again; after that, and with other answers outside 200 to 299, it is a failure. ``batch`` (1; more: so many
-that wait together are one request, without headers of their own), ``batch_format`` ("lines": contents, each with a
-line's end; "json": a list of objects as FileOut writes).
+args: ``url`` (required, http or https; ``USER:PASSWORD@`` in it is sent as basic authorization), ``timeout_s`` (10.0),
+``content_type`` (null: "application/json" for batches of that format, else "application/octet-stream"), ``headers``
+({}), ``token`` (null: no ``Authorization: Bearer``), ``tries`` (5), ``backoff_s`` (0.5, doubled each time). Answers of
+500 and above, 408 and 429, and connections that fail are tried again; after that, and with other answers outside 200
+to 299, it is a failure. ``batch`` (1; more: so many that wait together are one request, without headers of their own),
+``batch_format`` ("lines": contents, each with a line's end; "json": a list of objects as FileOut writes).
 """
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.errors import MessageFailed
 from penstock.gateway.module import Module, Outlet, options
 from penstock.gateway.modules.file_out import as_json
 
+ARGS = {"url": "", "timeout_s": 10.0, "content_type": None, "headers": {}, "token": None, "tries": 5, "backoff_s": 0.5,
+        "batch": 1, "batch_format": "lines"}  # fmt: skip
+_NAME = re.compile(r"[!#-'*+.^`|~\w-]+", re.ASCII)
+_LINE = re.compile(r"[\t\x20-\x7e\x80-\U0010ffff]*")
 
-class _Refused(OSError):
+
+class HttpRefused(OSError):
     """An answer that another try would not change, or the last one."""
+
+
+def check_token(token: Any) -> None:
+    """What a header could not carry is refused, without being repeated: it is a secret."""
+    if token is not None and not (isinstance(token, str) and token and _LINE.fullmatch(token)):
+        raise ValueError("token is null or a text of one line that is not empty")
 
 
 class HttpPoster(Module):
@@ -37,16 +50,18 @@ class HttpPoster(Module):
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""
-        given = options(args, url="", timeout_s=10.0, content_type=None, headers={}, token=None,
-                        tries=5, backoff_s=0.5, batch=1, batch_format="lines")  # fmt: skip
+        given = options(args, **ARGS)
         if given["batch"] < 1 or given["batch_format"] not in ("lines", "json"):
             raise ValueError('batch is 1 or more and batch_format "lines" or "json"')
         if not isinstance(given["content_type"], str | None):
             raise ValueError(f"content_type is a text or null, not {given['content_type']!r}")
-        if given["tries"] < 1 or not given["backoff_s"] > 0:
-            raise ValueError("tries is 1 or more and backoff_s above 0")
-        if (parts := urlsplit(given["url"])).scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url is http://HOST... or https://HOST..., not {given['url']!r}")
+        if given["tries"] < 1 or not min(given["backoff_s"], given["timeout_s"]) > 0:
+            raise ValueError("tries is 1 or more, backoff_s and timeout_s are above 0")
+        for name, value in given["headers"].items():
+            if not (isinstance(value, str) and _NAME.fullmatch(name) and _LINE.fullmatch(value)):
+                raise ValueError("headers are names with texts of one line")  # which may be secrets
+        check_token(given["token"])
+        _check_url(given["url"])
         return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:
@@ -57,12 +72,16 @@ class HttpPoster(Module):
         self._connection = kind(parts.hostname or "", parts.port, timeout=configuration["timeout_s"])
         self._ending = threading.Event()
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        place = parts.netloc.rpartition("@")[2]
+        self._told = f"{parts.scheme}://{place}{parts.path}"  # a query or a user may hold secrets
+        user = parts.netloc.rpartition("@")[0]
+        self._basic = {"Authorization": f"Basic {base64.b64encode(unquote(user).encode()).decode()}"} if user else {}
         if configuration["batch"] > 1:
             self.receive_many = self._post_batches
 
     def receive(self, message: GatewayMessage) -> None:
         """Post one and wait for the answer."""
-        headers = {f"X-Property-{quote(k, safe='')}": quote(v, safe=" /:;,.=+") for k, v in message.properties.items()}
+        headers = {f"X-Property-{quote(k, safe='')}": _quoted(v) for k, v in message.properties.items()}
         self._post_until_taken(bytes(message), {**headers, **self._own_headers()})
 
     def _post_batches(self, messages: Sequence[GatewayMessage]) -> None:
@@ -86,7 +105,7 @@ class HttpPoster(Module):
     def _own_headers(self) -> dict[str, str]:
         c = self.configuration
         kind = "application/json" if c["batch"] > 1 and c["batch_format"] == "json" else "application/octet-stream"
-        headers = {"Content-Type": c["content_type"] or kind, **c["headers"]}
+        headers = {"Content-Type": c["content_type"] or kind, **self._basic, **c["headers"]}
         if self.configuration["token"] is not None:
             headers["Authorization"] = f"Bearer {self.configuration['token']}"
         return headers
@@ -99,9 +118,9 @@ class HttpPoster(Module):
                 if 200 <= status < 300:
                     return
                 if last or not (status >= 500 or status in (408, 429)):
-                    raise _Refused(f"{self.configuration['url']} answered {status}")
+                    raise HttpRefused(f"{self._told} answered {status}")
             except (OSError, http.client.HTTPException) as error:
-                if last or isinstance(error, _Refused):
+                if last or isinstance(error, HttpRefused):
                     raise
             if tried > 1:  # the first time the connection may only have been closed while idle
                 self._ending.wait(self.configuration["backoff_s"] * 2 ** (tried - 2))
@@ -123,3 +142,19 @@ class HttpPoster(Module):
     def destroy(self) -> None:
         """Close the connection."""
         self._connection.close()
+
+
+def _check_url(url: str) -> None:
+    """It is not repeated: it may hold secrets."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError as error:
+        raise ValueError(f"url: {error}") from None
+    if not good or not url.isascii() or re.search(r"[\0-\x20\x7f]", url):
+        raise ValueError("url is http://HOST... or https://HOST..., without blanks; %20 stands for one")
+
+
+def _quoted(value: str) -> str:
+    """As a header carries it; blanks at its ends would be lost."""
+    return quote(value, safe=" /:;,.=+" if value == value.strip() else "/:;,.=+")

@@ -19,7 +19,7 @@ from typing import Any
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.errors import MessageFailed
 from penstock.gateway.module import options
-from penstock.gateway.modules.http_poster import HttpPoster
+from penstock.gateway.modules.http_poster import ARGS, HttpPoster, check_token
 
 
 class InfluxOut(HttpPoster):
@@ -28,14 +28,13 @@ class InfluxOut(HttpPoster):
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""
-        own = options({k: v for k, v in args.items() if k in OWN} if isinstance(args, dict) else args, **OWN)
-        rest = {k: v for k, v in args.items() if k not in OWN} if isinstance(args, dict) else {}
-        for name in ("batch", "batch_format", "content_type"):
-            if name in rest:
-                raise ValueError(f"{name!r} is not known; messages that wait together are sent together")
-        token = rest.pop("token", None)
+        all_ = options(args, **{name: value for name, value in {**ARGS, **OWN}.items() if name not in NOT_HERE})
+        if not isinstance(all_["fields"], list | None) or all_["fields"] == []:
+            raise ValueError("fields is null or a list of names")
+        check_token(token := all_.pop("token"))
+        own = {name: all_.pop(name) for name in OWN}
         headers = {} if token is None else {"Authorization": f"Token {token}"}
-        given = super().parse({**rest, "content_type": "text/plain; charset=utf-8"})
+        given = super().parse({**all_, "content_type": "text/plain; charset=utf-8"})
         return {**given, **own, "headers": {**headers, **given["headers"]}}
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
@@ -70,6 +69,7 @@ class InfluxOut(HttpPoster):
 
 
 OWN: dict[str, Any] = {"measurement": "gateway", "tags": [], "fields": None}
+NOT_HERE = ("batch", "batch_format", "content_type")  # of HttpPoster: messages that wait together are sent together
 
 
 def _escaped(text: str, special: str = ",= ") -> str:

@@ -15,19 +15,17 @@ import contextlib
 import queue
 import re
 import sys
+import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.durable import Forwarder
 from penstock.gateway.errors import StepFailed
-from penstock.gateway.module import Module, Outlet, options
+from penstock.gateway.module import Module, Outlet
+from penstock.gateway.mqtt_args import checked
 
-COMMON = {"host": "127.0.0.1", "port": 1883, "client_id": None, "username": None, "password": None, "tls": None,
-          "keepalive_s": 60, "will": None, "qos": 1}  # fmt: skip
 MAX_WAITING = 65536
-_TOPICS = re.compile(r"(?:(?:\+|[^+#\0/]*)/)*(?:#|\+|[^+#\0/]+|(?<=/))")
 
 
 class _Mqtt(Module):
@@ -36,17 +34,10 @@ class _Mqtt(Module):
     reaches_outside = True
     _client: Any
 
-    @classmethod
-    def _checked(cls, args: Any, **more: Any) -> Any:
-        given = options(args, **COMMON, **more)
-        for topic in given.get("topics", ()):
-            if not isinstance(topic, str) or not _TOPICS.fullmatch(topic):
-                raise ValueError(f"topics: {topic!r} is no filter of topics: + is one level, # the last ones")
-        if isinstance(given["tls"], str) and not Path(given["tls"]).is_file():
-            raise ValueError(f"tls: there is no file {given['tls']!r}")
-        if given["qos"] not in (0, 1):
-            raise ValueError(f"qos is 0 or 1, not {given['qos']!r}")
-        return given
+    def create(self, broker: Outlet, configuration: Any) -> None:
+        """Nothing is known of the server yet."""
+        super().create(broker, configuration)
+        self._known = threading.Event()  # whether it is there
 
     def _connect(self, clean: bool, **more: Any) -> Any:
         from paho.mqtt import client as paho
@@ -70,6 +61,7 @@ class _Mqtt(Module):
     def _connected(self, client: Any, _: Any, __: Any, reason: Any, ___: Any) -> None:
         if reason.is_failure:
             self._tell(f"refused the connection: {reason}")
+        self._known.set()
 
     def _disconnected(self, _: Any, __: Any, ___: Any, reason: Any, ____: Any) -> None:
         if reason.is_failure:
@@ -77,12 +69,14 @@ class _Mqtt(Module):
 
     def _tell(self, what: str) -> None:
         """A failure, after which the client tries again by itself."""
+        self._known.set()
         if self.on_failure is not None:
             c = self.configuration
             self.on_failure(StepFailed(f"{c['host']}:{c['port']} {what}", "run"))
 
     def kill(self) -> None:
         """Leave the server now: another one may take the session over."""
+        self._known.set()
         self._client.disconnect()
 
     def destroy(self) -> None:
@@ -99,7 +93,7 @@ class MqttIn(_Mqtt):
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""
-        return cls._checked(args, topics=["#"], clean=False)
+        return checked(args, topics=["#"], clean=False)
 
     @classmethod
     def durable_with(cls, configuration: Any) -> bool:
@@ -169,7 +163,7 @@ class MqttOut(_Mqtt):
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""
-        return cls._checked(args, topic="penstock", retain=False, timeout_s=10.0)
+        return checked(args, topic="penstock", retain=False, timeout_s=10.0)
 
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Prepare the connection."""
@@ -183,6 +177,7 @@ class MqttOut(_Mqtt):
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
         """Publish them together and wait for the server's word."""
         c = self.configuration
+        self._known.wait(c["timeout_s"])  # those that come first find the connection being made
         if not self._client.is_connected():
             raise ConnectionError(f"not connected to {c['host']}:{c['port']}")
         sent = []

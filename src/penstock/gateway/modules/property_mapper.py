@@ -19,6 +19,8 @@ class PropertyMapper(Module):
     def parse(cls, args: Any) -> Any:
         """Check args."""
         given = options(args, rename={}, set={}, drop=[], keep=None)
+        if not isinstance(given["keep"], list | None):
+            raise ValueError(f"keep is a list of names or null, not {given['keep']!r}")
         texts = [*given["rename"].items(), *given["set"].items(), (*given["drop"], *(given["keep"] or ()))]
         if not all(isinstance(text, str) for group in texts for text in group):
             raise ValueError("names and values of properties are texts")

@@ -47,6 +47,7 @@ class SerialLine(Source):
         super().create(broker, configuration)
         self._separator = configuration["separator"].encode()
         self._line: Any = None
+        self._tried = threading.Event()  # to open it
         self._closing = threading.Lock()  # the port is not closed in the midst of a write
 
     def run(self) -> None:
@@ -54,9 +55,12 @@ class SerialLine(Source):
         import serial
 
         c = self.configuration
-        line = serial.Serial(c["port"], c["baud"], c["bits"], c["parity"], float(c["stop_bits"]), timeout=LOOK_S,
-                             write_timeout=c["timeout_s"], exclusive=True)  # fmt: skip
-        self._line, rest = line, b""
+        try:
+            line = serial.Serial(c["port"], c["baud"], c["bits"], c["parity"], float(c["stop_bits"]), timeout=LOOK_S,
+                                 write_timeout=c["timeout_s"], exclusive=True)  # fmt: skip
+            self._line, rest = line, b""
+        finally:
+            self._tried.set()
         try:
             while not self.stopping.is_set():
                 rest = self._publish_lines(rest + line.read(max(1, min(line.in_waiting, READ_BYTES))))
@@ -79,6 +83,7 @@ class SerialLine(Source):
 
     def receive(self, message: GatewayMessage) -> None:
         """Write one."""
+        self._tried.wait(self.configuration["timeout_s"])  # those that come first find the port being opened
         with self._closing:
             if self._line is None:
                 raise ConnectionError(f"{self.configuration['port']} is not open")

@@ -4,7 +4,8 @@ args: ``driver`` ("sqlite3"; such as "psycopg"), ``connect`` (the driver's argum
 (required), ``columns`` (required: {COLUMN: WHERE FROM}, which is ``content``, ``time`` in seconds, ``source``,
 ``property:NAME``, or ``json:FIELD`` of the content, inner ones by ``json:A.B``), ``create`` (null; a statement that is
 run first, such as CREATE TABLE IF NOT EXISTS). Messages that wait together are one transaction. What has no such
-property or field is null; content that is no JSON, where a field is asked for, is a failure of that message alone.
+property or field is null; content that is no JSON, where a field is asked for, and a row that the database refuses are
+failures of that message alone.
 """
 
 from __future__ import annotations
@@ -61,11 +62,30 @@ class SqlOut(Module):
         rows = []
         for message in messages:
             try:
-                rows.append(self._row(message))
+                rows.append((message, self._row(message)))
             except ValueError as error:
-                if len(messages) == 1 or self.on_failure is None:
+                if len(messages) == 1:
                     raise
-                self.on_failure(MessageFailed(f"ValueError: {error}", given_back=[(message, 1)]))
+                self._give_back(error, message)
+        try:
+            self._insert([row for _, row in rows])
+        except Exception as error:
+            if len(rows) < 2 or self._is_of_the_database(error):
+                raise
+            self._insert_one_by_one(rows)
+
+    def _insert_one_by_one(self, rows: Sequence[tuple[GatewayMessage, tuple[Any, ...]]]) -> None:
+        """Find those that the database refuses: they must not cost the others."""
+        for number, (message, row) in enumerate(rows):
+            try:
+                self._insert([row])
+            except Exception as error:
+                if self._is_of_the_database(error):
+                    self._give_back(error, *(message for message, _ in rows[number:]))
+                    return
+                self._give_back(error, message)
+
+    def _insert(self, rows: Sequence[tuple[Any, ...]]) -> None:
         if not rows:
             return
         connection = self._connect()
@@ -75,6 +95,17 @@ class SqlOut(Module):
         except Exception:
             self.destroy()  # what was not committed is not there, and the next try connects anew
             raise
+
+    def _is_of_the_database(self, error: Exception) -> bool:
+        """Whether it is no fault of a row: no other row would be taken now either."""
+        driver = importlib.import_module(self.configuration["driver"])
+        return isinstance(error, OSError | driver.OperationalError | driver.InterfaceError)
+
+    def _give_back(self, error: Exception, *messages: GatewayMessage) -> None:
+        if self.on_failure is None:
+            raise error
+        told = f"{type(error).__name__}: {error}"
+        self.on_failure(MessageFailed(told, given_back=[(message, 1) for message in messages]))
 
     def receive(self, message: GatewayMessage) -> None:
         """Insert one."""

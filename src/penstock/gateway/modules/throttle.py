@@ -21,6 +21,8 @@ class Throttle(Module):
         """Check args."""
         given = options(args, rate_per_s=1.0, by=None, max_keys=10000)
         Filter(rate_per_s=given["rate_per_s"])  # its bounds
+        if given["max_keys"] < 1 or not isinstance(given["by"], str | None):
+            raise ValueError("max_keys is 1 or more, and by the name of a property or null")
         return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:

@@ -23,6 +23,10 @@ class Timer(Source):
         given = options(args, period_s=1.0, count=None, content="", properties={})
         if not given["period_s"] > 0:
             raise ValueError(f"period_s is above 0, not {given['period_s']}")
+        if (count := given["count"]) is not None and (type(count) is not int or count < 0):
+            raise ValueError(f"count is a whole number, 0 or more, or null, not {count!r}")
+        if not all(isinstance(text, str) and "\0" not in text for pair in given["properties"].items() for text in pair):
+            raise ValueError("properties are names with texts, without a NUL")
         return given
 
     def run(self) -> None:

@@ -1,0 +1,61 @@
+"""The args of the MQTT modules, checked before anything runs: what the client cannot do would end its own thread, and
+nobody would hear of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from penstock.gateway.module import options
+
+COMMON = {"host": "127.0.0.1", "port": 1883, "client_id": None, "username": None, "password": None, "tls": None,
+          "keepalive_s": 60, "will": None, "qos": 1}  # fmt: skip
+WILL: dict[str, Any] = {"topic": "", "payload": "", "qos": 0, "retain": False}
+_TOPIC = re.compile(r"[^+#\0]+")  # to publish to
+_TOPICS = re.compile(r"(?:(?:\+|[^+#\0/]*)/)*(?:#|\+|[^+#\0/]+|(?<=/))")
+
+
+def checked(args: Any, **more: Any) -> dict[str, Any]:
+    """``args`` over the defaults, ``more`` being those of one module."""
+    given = options(args, **COMMON, **more)
+    if not 1 <= given["port"] <= 65535 or not given["host"]:
+        raise ValueError("host is not empty, and port 1 to 65535")
+    if not 0 <= given["keepalive_s"] <= 65535:
+        raise ValueError(f"keepalive_s is 0 to 65535, not {given['keepalive_s']}")
+    if given["qos"] not in (0, 1):
+        raise ValueError(f"qos is 0 or 1, not {given['qos']!r}")
+    for name in ("client_id", "username", "password"):
+        if not isinstance(given[name], str | None):
+            raise ValueError(f"{name} is a text or null")  # it may be a secret
+    if given["password"] is not None and given["username"] is None:
+        raise ValueError("password is there without a username")
+    if isinstance(given["tls"], str) and not Path(given["tls"]).is_file():
+        raise ValueError(f"tls: there is no file {given['tls']!r}")
+    if not isinstance(given["tls"], str | bool | None):
+        raise ValueError(f"tls is true, the path of an authority's certificate, or null, not {given['tls']!r}")
+    if not given.get("timeout_s", 1) > 0:
+        raise ValueError(f"timeout_s is above 0, not {given['timeout_s']}")
+    if given["will"] is not None:
+        _check_will(given["will"])
+    _check_topics(given)
+    return given
+
+
+def _check_will(will: Any) -> None:
+    try:
+        given = options(will, **WILL)
+    except ValueError as error:
+        raise ValueError(f"will: {error}") from None
+    if not _TOPIC.fullmatch(given["topic"]) or given["qos"] not in (0, 1):
+        raise ValueError("will has a topic without + and #, and a qos of 0 or 1")
+
+
+def _check_topics(given: dict[str, Any]) -> None:
+    if "topic" in given and not _TOPIC.fullmatch(given["topic"]):
+        raise ValueError(f"topic is one to publish to, without + and #, not {given['topic']!r}")
+    if given.get("topics") == []:
+        raise ValueError("topics is empty")
+    for topic in given.get("topics", ()):
+        if not isinstance(topic, str) or not _TOPICS.fullmatch(topic):
+            raise ValueError(f"topics: {topic!r} is no filter of topics: + is one level, # the last ones")
