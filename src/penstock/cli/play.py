@@ -87,6 +87,7 @@ def _bar(journals: list[Journal]) -> Iterator[Callable[[int], None]]:
                 progress.update(task)
 
         yield advance
+        progress.update(task, total=progress.tasks[task].completed)  # what --topic and --for leave out is no rest
 
 
 def _report(player: Player, story: Story, as_json: bool) -> None:
