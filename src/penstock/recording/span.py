@@ -34,6 +34,9 @@ class Span:
     @classmethod
     def of(cls, journals: list[Journal], start: str | None, length: str | None) -> Span:
         """As ``--from`` and ``--for`` say it."""
+        for name, value in (("start", start), ("length", length)):
+            if value is not None and not isinstance(value, str):
+                raise TypeError(f"{name} is a text such as '10s', not {value!r}")
         begin_ns = None if start is None else _begin_ns(journals, start)
         if length is None:
             return cls(begin_ns, None)
