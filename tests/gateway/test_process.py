@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -49,6 +50,24 @@ class Echo(Module):
         self.publish(b"last words")
 
 
+class Ticks(Module):
+    """Publishes from a task of its own, whether messages come or not."""
+
+    async def start(self) -> None:
+        self.task = asyncio.create_task(self.tick())
+
+    async def tick(self) -> None:
+        while True:
+            self.publish(b"tick")
+            await asyncio.sleep(0.01)
+
+    async def receive(self, message: GatewayMessage) -> None:
+        self.publish(b"received")
+
+    async def stop(self) -> None:
+        self.task.cancel()
+
+
 @pytest.fixture
 def gateway() -> Iterator[Gateway]:
     with Gateway() as made:
@@ -72,6 +91,26 @@ def add_echo(gateway: Gateway, entrypoint: Any = f"{HERE}:Echo", args: Any = Non
 def say(gateway: Gateway, *contents: bytes) -> None:
     for content in contents:
         gateway.module("source").publish(content, {"k": "v"})
+
+
+def test_the_tasks_of_an_async_module_run_while_it_waits_for_messages(gateway: Gateway) -> None:
+    sink = add_echo(gateway, f"{HERE}:Ticks")
+    eventually(lambda: sink.got.count(b"tick") > 3)
+    say(gateway, b"x")
+    eventually(lambda: b"received" in sink.got)
+    ticks = sink.got.count(b"tick")
+    eventually(lambda: sink.got.count(b"tick") > ticks + 3)
+
+
+def test_a_failure_in_a_process_is_told_by_the_gateway_alone(
+    gateway: Gateway, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    add_echo(gateway)
+    say(gateway, *[b"raise"] * 20)
+    eventually(lambda: next(one for one in gateway.modules() if one.name == "echo").failed == 20)
+    assert gateway.destroy()
+    assert "Traceback" not in capfd.readouterr().err
+    assert "module 'echo' failed in receive: RuntimeError: told to" in caplog.messages
 
 
 def test_it_receives_and_answers_in_its_own_process(gateway: Gateway) -> None:

@@ -88,7 +88,7 @@ def test_every_figure_of_the_ledger_equals_the_counters(
 ) -> None:
     browser.open(service.url)
     wait_for(browser, name)
-    blocks = {f"{b.pid}-{b.index}-{b.taking}": b for b in live() if b.pid == plant.pid}
+    blocks = {"-".join(map(str, b.key)): b for b in live() if b.pid == plant.pid}
     shown = browser.run(
         "return [...document.querySelectorAll('#ledger-table tbody tr')].map(row => [row.dataset.key,"
         " Object.fromEntries(arguments[0].map(f => [f, [row.querySelector('.' + f).dataset.value,"
@@ -123,7 +123,7 @@ def test_sums_queues_pipelines_and_troubles(service: Service, browser: Browser, 
     by_key = {key: (depth, capacity) for key, depth, capacity in meters}
     for block in live():
         if block.capacity and block.pid == plant.pid:
-            assert by_key[f"{block.pid}-{block.index}-{block.taking}"] == (block.depth, block.capacity)
+            assert by_key["-".join(map(str, block.key))] == (block.depth, block.capacity)
     show(browser, "pipelines")
     rows = browser.run("return [...document.querySelectorAll('#pipeline-list .meter')].map(m => +m.dataset.rows)")
     assert 75 in rows
@@ -148,7 +148,7 @@ def test_plots_and_processes_show_what_was_counted(
     wait_for(browser, name)
     (reader,) = [b for b in live() if b.pid == plant.pid and b.kind == "subscriber" and b.name == name]
     (pipeline,) = [b for b in live() if b.pid == plant.pid and b.kind == "pipeline"]
-    cells = f"#ledger-table tr[data-key='{reader.pid}-{reader.index}-{reader.taking}']"
+    cells = f"#ledger-table tr[data-key='{'-'.join(map(str, reader.key))}']"
     latency = spread(reader.latency_counts)
     assert latency is not None and latency.measured == 100
     for field, value_ns in (("p50", latency.p50_ns), ("p99", latency.p99_ns)):

@@ -109,11 +109,26 @@ class Child:
                 timeout_ms = None
                 if self.started:
                     poll.register(self.subscriber.fileno(), select.POLLIN)
+            if timeout_ms is None and self.loop is not None:
+                self.run_loop()
             ready = poll.poll(timeout_ms)
             if any(number == self.connection.fileno() for number, _ in ready):
                 status = self.obey()
                 if status is not None:
                     return status
+
+    def run_loop(self) -> None:
+        """Let the module's tasks run until something comes."""
+        assert self.loop is not None
+        came = asyncio.Event()
+        watched = [self.connection.fileno(), *([self.subscriber.fileno()] if self.started else [])]
+        for number in watched:
+            self.loop.add_reader(number, came.set)
+        try:
+            self.loop.run_until_complete(came.wait())
+        finally:
+            for number in watched:
+                self.loop.remove_reader(number)
 
     def obey(self) -> int | None:
         """Do what the gateway says; the exit status when that was the last thing."""
@@ -143,7 +158,7 @@ class Child:
         try:
             function(*arguments)
         except Exception as error:
-            log.exception("module %r: %s raised", self.name, step.name.lower())
+            log.debug("module %r: %s raised", self.name, step.name.lower(), exc_info=True)  # the gateway tells of it
             reason = reason_of(error)
             self.reply(control.Reply(control.Status.ERROR, reason=reason, step=step))
         else:
@@ -219,7 +234,7 @@ class Child:
 
     def failed(self, reply: control.Reply) -> None:
         """Tell of a failure in receive."""
-        log.exception("module %r: receive raised", self.name)
+        log.debug("module %r: receive raised", self.name, exc_info=True)  # the gateway tells of it
         self.reply(reply)
 
     def call(self, function: Any, *arguments: Any) -> None:
@@ -265,6 +280,8 @@ def main() -> int:
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then ends this in order
     logging.basicConfig(format="%(name)s: %(message)s")
+    if os.environ.get("PENSTOCK_DEBUG"):  # where a failure was
+        log.setLevel(logging.DEBUG)
     connection = connect(given.control)
     exit_when_hung_up(connection.fileno(), GRACE_MS)
     status = Child(connection, given.kind, given.name, given.exit_on_failure, given.max_message_bytes).serve()

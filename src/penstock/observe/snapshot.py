@@ -57,10 +57,12 @@ class Block:
     latency_counts: tuple[int, ...] = ()
     name_cut: bool = False  #: its name was too long: ``name`` is for people, and no address follows from it
     position: int = 0  #: where a reader of a journal goes on
+    process: int = 0  #: its process, by a number that no other has: containers have pids of their own
+    here: bool = True  #: /proc shows its process under ``pid``; False: it has that pid in another PID namespace
 
     @property
     def key(self) -> Key:
-        return (self.pid, self.index, self.taking)
+        return (self.process or self.pid, self.index, self.taking)
 
     @property
     def losses(self) -> dict[str, int]:
