@@ -138,6 +138,9 @@ class Watcher:
 
     def _run(self) -> None:
         next_s = time.monotonic()
+        if self._looked_ns:  # rates over the moment since that look would be accidents
+            next_s += self.every_s
+            self._stop.wait(self.every_s)
         last_logged = ""
         while not self._stop.is_set():
             try:
