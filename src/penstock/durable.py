@@ -209,6 +209,7 @@ class DurablePublisher(Publisher):
         self._held_up = False  # one has waited in vain; nobody waits until everything was passed on
         self._before = self._writer.next_position - 1  # published by others
         self.inner, self._position = _open_live(address, journal, self.topic, dict(live_options))
+        self._passed_on = self._position - 1
         self._threads = [
             threading.Thread(target=function, name=f"penstock-durable-{word}", daemon=True)
             for word, function in (("commit", self._commit_on), ("forward", self._forward_on))
