@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -197,6 +198,38 @@ def test_raising_in_the_process_is_counted_and_told(gateway: Gateway) -> None:
     eventually(lambda: failed)
     assert failed[0][0] == "echo"
     assert gateway.supervisor("echo").failures == 1
+
+
+def test_raising_again_and_again_is_told_by_the_gateway_and_not_by_the_process_too(
+    gateway: Gateway, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sink = add_echo(gateway)
+    say(gateway, *[b"raise"] * 50, b"goes on")
+    eventually(lambda: sink.got[1:] == [b"goes on"])
+    assert "Traceback" not in capfd.readouterr().err
+
+
+class Ticker(Module):
+    """Speaks of its own accord, out of a task."""
+
+    async def start(self) -> None:
+        self.task = asyncio.create_task(self.tick())
+
+    async def tick(self) -> None:
+        for number in range(3):
+            await asyncio.sleep(0.01)
+            self.publish(b"%d" % number)
+
+    async def receive(self, message: GatewayMessage) -> None:
+        await asyncio.sleep(0)
+        self.publish(message)
+
+
+def test_tasks_run_while_the_process_waits_for_messages(gateway: Gateway) -> None:
+    sink = add_echo(gateway, f"{HERE}:Ticker")
+    eventually(lambda: sink.got == [b"0", b"1", b"2"])
+    say(gateway, b"a", b"b")
+    eventually(lambda: sink.got[3:] == [b"a", b"b"])
 
 
 def test_with_a_restart_policy_raising_begins_anew(gateway: Gateway) -> None:

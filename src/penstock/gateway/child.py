@@ -109,11 +109,19 @@ class Child:
                 timeout_ms = None
                 if self.started:
                     poll.register(self.subscriber.fileno(), select.POLLIN)
-            ready = poll.poll(timeout_ms)
+            ready = self.wait(poll, timeout_ms)
             if any(number == self.connection.fileno() for number, _ in ready):
                 status = self.obey()
                 if status is not None:
                     return status
+
+    def wait(self, poll: select.poll, timeout_ms: int | None) -> list[tuple[int, int]]:
+        """What is ready; the module's own tasks run meanwhile, where it has an event loop."""
+        if self.loop is not None:
+            descriptors = [self.connection.fileno(), *([self.subscriber.fileno()] if self.started else [])]
+            self.loop.run_until_complete(asyncio.sleep(0) if timeout_ms == 0 else _readable(descriptors))
+            timeout_ms = 0
+        return poll.poll(timeout_ms)
 
     def obey(self) -> int | None:
         """Do what the gateway says; the exit status when that was the last thing."""
@@ -218,8 +226,8 @@ class Child:
         log.error("module %r: skipped: %s", self.name, error)
 
     def failed(self, reply: control.Reply) -> None:
-        """Tell of a failure in receive."""
-        log.exception("module %r: receive raised", self.name)
+        """Tell of a failure in receive: the gateway counts it and says so, where it has not just said it."""
+        log.debug("module %r: receive raised", self.name, exc_info=True)
         self.reply(reply)
 
     def call(self, function: Any, *arguments: Any) -> None:
@@ -241,6 +249,19 @@ class Child:
         for handle in (self.subscriber, self.broker):
             if handle is not None:
                 handle.close()
+
+
+async def _readable(descriptors: Sequence[int]) -> None:
+    """Until one of them is."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    for number in descriptors:
+        loop.add_reader(number, lambda: None if ready.done() else ready.set_result(None))
+    try:
+        await ready
+    finally:
+        for number in descriptors:
+            loop.remove_reader(number)
 
 
 def connect(place: str, timeout_s: float = 30.0) -> socket.socket:
@@ -265,6 +286,8 @@ def main() -> int:
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then ends this in order
     logging.basicConfig(format="%(name)s: %(message)s")
+    if os.environ.get("PENSTOCK_DEBUG"):  # where a failure was
+        logging.getLogger("penstock.gateway").setLevel(logging.DEBUG)
     connection = connect(given.control)
     exit_when_hung_up(connection.fileno(), GRACE_MS)
     status = Child(connection, given.kind, given.name, given.exit_on_failure, given.max_message_bytes).serve()
