@@ -117,6 +117,8 @@ def _parse_network(scheme: str, rest: str, options: dict[str, str], text: str) -
         host = host[1:-1]
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise InvalidArgument(f"address {text!r} is not of the form {form} with a port of 0 to 65535")
+    if scheme == "tcp" and topic:  # it would be another stream's name nowhere
+        raise InvalidArgument(f"address {text!r} has a path: one port is one stream, tcp://HOST:PORT")
     return Address(scheme, host=host, port=int(port), topic=unquote(topic), options=options, text=text)
 
 

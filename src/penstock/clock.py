@@ -36,6 +36,7 @@ __all__ = [
     "monotonic",
     "note_failure",
     "refuse_if_virtual",
+    "sleep",
     "system_clock",
     "time",
     "time_ns",
@@ -227,6 +228,10 @@ class _GivenUp(BaseException):
     """Ends a thread that was given up when it waits at last."""
 
 
+class _Body(threading.Thread):
+    """The machine's thread of a ``_VirtualThread``."""
+
+
 class _VirtualThread:
     """Runs when the clock calls ``resume``, which returns when it waits again or has ended: never beside its caller.
     One that keeps its turn too long is given up: it is never resumed again."""
@@ -238,7 +243,7 @@ class _VirtualThread:
         self._target = target
         self._go = threading.Semaphore(0)
         self._back = threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = _Body(target=self._run, name=name, daemon=True)
         self._ended = False
         self._given_up = False
 
@@ -431,6 +436,16 @@ def _stamp_with(clock: VirtualClock) -> None:
     _core.stop_wall_clock(clock.time_ns())
 
 
+def is_virtual(thread: threading.Thread) -> bool:
+    """Whether a virtual clock lets this thread run, or has given it up."""
+    return isinstance(thread, _Body)
+
+
+def in_order(ident: int) -> bool:
+    """Whether the caller runs in this thread, or in one of a virtual clock's."""
+    return threading.get_ident() == ident or isinstance(threading.current_thread(), _Body)
+
+
 def refuse_if_virtual(what: str) -> None:
     """Raise ``RefusedError`` where a virtual clock is in use: its order could not be the same the next time."""
     if isinstance(_current, VirtualClock):
@@ -458,6 +473,14 @@ def time_ns() -> int:
 def time() -> float:
     """Seconds since 1970."""
     return current().time_ns() / 1e9
+
+
+def sleep(seconds: float) -> None:
+    """Wait, as ``time.sleep`` does; under a virtual clock its own threads (``Source.run``) alone can."""
+    if _current is None:
+        machine.sleep(seconds)
+    else:
+        _current.event().wait(seconds)
 
 
 def call_later(delay: float, function: Callable[[], object]) -> Timer:

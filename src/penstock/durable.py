@@ -36,6 +36,7 @@ from penstock.journal import presence
 from penstock.journal.follow import Follower
 from penstock.journal.journal import SEGMENT_BYTES, Journal
 from penstock.journal.layout import FRONTIER_NAME, TIME_NOW, encode_properties
+from penstock.printable import printable
 
 if TYPE_CHECKING:
     from penstock._core import Batch, Draft, Message
@@ -100,6 +101,7 @@ def open_subscriber(
         raise InvalidArgument(f"there is no journal {directory}: reading makes none, a publisher with durable= does")
     journal = Journal(directory, mode="read")
     try:
+        _check_topic(journal, topic_of(address))
         follower = Follower(journal, place_of(journal, text), own=True)
     except BaseException:
         journal.close()
@@ -131,6 +133,13 @@ def _kept_at(address: Address, live_options: Mapping[str, Any]) -> str:
             "durable=DIRECTORY to read what a publisher left"
         )
     return str(directory)
+
+
+def _check_topic(journal: Journal, topic: str) -> None:
+    others = set(journal.topics) - {topic}
+    if others:
+        directory = printable(str(journal.directory))
+        raise RefusedError(f"{directory} keeps {min(others)!r}, not {topic!r}: one directory keeps one channel")
 
 
 def topic_of(address: Address) -> str:
@@ -181,9 +190,7 @@ class DurablePublisher(Publisher):
         self.journal = journal
         self.scheme = address.scheme
         self.topic = topic_of(address)
-        others = set(journal.topics) - {self.topic}
-        if others:
-            raise RefusedError(f"{journal.directory} keeps {min(others)!r}: one directory keeps one channel")
+        _check_topic(journal, self.topic)
         self._topic_id = journal.topic_id(self.topic)
         self._writer = journal.writer
         self._wait = wait
@@ -428,8 +435,16 @@ class DurablePublisher(Publisher):
         self._threads[0].join()
         self._committed.set()
         self._threads[1].join(CLOSE_S)
+        slow = self._threads[1].is_alive()
         self.inner.close()
         self._threads[1].join()
+        if slow:
+            logger.warning(
+                "%r: live subscribers were too slow: some messages from ordinal %d on did not reach them and are on "
+                "disk (start= reads them)",
+                self,
+                self._passed_on + 1,
+            )
         self.journal.close()
 
     def __getattr__(self, name: str) -> Any:
@@ -456,12 +471,22 @@ def _open_live(address: Address, journal: Journal, topic: str, options: dict[str
         raise InvalidArgument(f"{address.text}: a virtual channel cannot be durable; bridge it to a journal")
     if address.scheme == "tcp":
         return room.open_publisher(address, past=Past(journal, topic), **options), first
+    directory = str(journal.directory.resolve())
     if address.scheme == "bus":
         live = room.open_publisher(address, **options)
-        live.bus.durable[live.id] = str(journal.directory.resolve())
+        try:
+            live.bus.claim(live)
+        except RefusedError:
+            live.close()
+            raise
+        if live.bus.durable.get(live.id) == directory and live.wait_ready(1, 0):
+            first = journal.first  # its subscribers continue with what the last publisher had not passed on
+        live.bus.durable[live.id] = directory
         last = live.bus._go_on(live.id, first - 1)
         return live, min(last + 1, next_position)
-    live = room.Publisher(address.name, before=first - 1, **{"max_publishers": 1, **options})
-    live._durable(str(journal.directory.resolve()))
+    if options.get("max_publishers") not in (None, 1):
+        raise InvalidArgument(f"{address.text}: a durable channel has one publisher, so that ordinals are positions")
+    live = room.Publisher(address.name, before=first - 1, **{**options, "max_publishers": 1})
+    live._durable(directory)
     last = live.last_ordinal  # the channel outlived its last publisher: continue with what that one had not passed on
     return live, min(last + 1, next_position)

@@ -79,5 +79,6 @@ def describe(error: BaseException) -> str:
         if isinstance(error, FileExistsError | NotADirectoryError) and os.path.isfile(error.filename or ""):
             return f"{error.filename} is a file, and a directory is wanted there"
         about = f"{error.filename}: " if error.filename else ""
-        return f"{about}{error.strerror}"
+        why = os.strerror(error.errno) if error.errno else ""
+        return f"{about}{error.strerror}{f' ({why})' if why not in error.strerror else ''}"
     return str(error) or type(error).__name__

@@ -12,8 +12,8 @@ import re
 from penstock.errors import InvalidArgument
 
 __all__ = [
-    "MAX_NAME_BYTES", "check_name", "check_pattern", "check_topic", "covers", "is_pattern", "matches",
-    "topic_for",
+    "MAX_NAME_BYTES", "check_name", "check_pattern", "check_topic", "check_wildcards", "covers", "is_pattern",
+    "matches", "topic_for",
 ]  # fmt: skip
 
 MAX_NAME_BYTES = 255
@@ -46,6 +46,13 @@ def check_pattern(pattern: str) -> str:
     parts = check_name(pattern, "topic").split(".")
     if "" in parts or ">" in parts[:-1]:
         raise InvalidArgument(f"a pattern has no empty parts, and > only at its end: {pattern!r}")
+    return pattern
+
+
+def check_wildcards(pattern: str) -> str:
+    """Return ``pattern`` if each wildcard in it is a whole part: ``a*`` would match the topic of that name alone."""
+    if any(len(part) > 1 and ("*" in part or ">" in part) for part in check_pattern(pattern).split(".")):
+        raise InvalidArgument(f"a wildcard is a whole part between dots, as in sensors.* and sensors.>: {pattern!r}")
     return pattern
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import tarfile
@@ -85,6 +86,38 @@ def test_what_is_no_backup_is_refused(serve: Callable[..., Server], tmp_path: Pa
     backup(tmp_path / "broker", tmp_path / "copy")
     with pytest.raises(InvalidArgument, match="another broker"):
         backup(tmp_path / "second", tmp_path / "copy")
+
+
+def test_a_first_copy_that_broke_off_is_gone_on_with(
+    serve: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+    with Client(port=server.port) as client:
+        client.publish("t", b"kept")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for copy, target in ((backup, tmp_path / "copy"), (restore, tmp_path / "back")):
+        for fails in ("fsync", "write", "none"):  # in the note of what has begun; in the first segment; nowhere
+            with monkeypatch.context() as patched:
+                if fails == "fsync":
+                    patched.setattr("penstock.broker.backup.os.fsync", full)
+                elif fails == "write":
+                    patched.setattr("penstock.broker.backup.shutil.copyfileobj", full)
+                if fails != "none":
+                    with pytest.raises(OSError, match=str(target)):
+                        copy(tmp_path / "broker", target)
+                    with pytest.raises(InvalidArgument, match="not a broker's directory"):  # it is not whole
+                        restore(target, tmp_path / "nowhere")
+                else:
+                    assert copy(tmp_path / "broker", target).segments == 1
+        assert verify(target) == [] and not (target / "unfinished-backup").exists()
+    serve(directory=tmp_path / "second")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "unfinished-backup").write_text("of another broker")
+    with pytest.raises(InvalidArgument, match="neither empty nor a backup"):
+        backup(tmp_path / "broker", tmp_path / "half")
 
 
 def test_nothing_is_copied_over_a_broker_that_runs(serve: Callable[..., Server], tmp_path: Path) -> None:

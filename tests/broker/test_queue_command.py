@@ -122,3 +122,26 @@ def test_what_a_subscriber_was_sent_ahead_and_did_not_read_is_not_counted(server
 @pytest.mark.parametrize("verb", ["show", "set", "purge", "pause", "resume", "peek", "redrive", "delete"])
 def test_a_queue_that_is_not_there_is_a_wrong_argument(queue: Callable[..., str], verb: str) -> None:
     assert "there is no queue nix" in queue(verb, "nix", *(["--ttl", "5s"] if verb == "set" else []), code=2)
+
+
+def test_the_topic_of_a_new_queue_may_stand_in_the_address(queue: Callable[..., str], client: Client) -> None:
+    address = f"broker://127.0.0.1:{client._link.port}/work.a"
+    assert "for work.a" in queue("create", "jobs", address=address)
+    assert client.queues()[0]["topics"] == ["work.a"]
+    assert "topic default" in queue("create", "other"), "it says where a new one is bound to"
+
+
+def test_topics_that_are_replaced_take_what_waits_along_and_that_is_told(
+    queue: Callable[..., str], client: Client
+) -> None:
+    client.queue("jobs", topics="old")
+    client.publish_many("old", [b"1", b"2", b"3"])
+    assert "3 waiting messages" in queue("set", "jobs", "--topic", "new")
+    client.publish("new", b"4")
+    assert json.loads(queue("set", "jobs", "--topic", "newer", "--json"))["dropped"] == 1
+    assert "dropped" not in json.loads(queue("set", "jobs", "--topic", "newest", "--json"))
+
+
+def test_a_wildcard_is_a_whole_part(queue: Callable[..., str], client: Client) -> None:
+    assert "a wildcard is a whole part" in queue("create", "jobs", "--topic", "sensors.a*", code=1)
+    assert client.queues() == []

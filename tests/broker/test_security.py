@@ -90,7 +90,23 @@ def test_a_token_that_was_taken_away(serve: Callable[..., Server], tokens: Path)
         late.ping()
 
 
-@pytest.mark.parametrize("text", ["[[token]]\nname = 1", "[[token]]", "x = 1", "[[token]]\ntoken='a'\nnope=1", "{"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[token]]\nname = 1",
+        "[[token]]",
+        "x = 1",
+        "[[token]]\ntoken='a'\nnope=1",
+        "{",
+        "[[token]]\nsha256='zz'",
+        "[[token]]\ntoken=''",
+        "[[token]]\ntoken='a b'",
+        "[[token]]\ntoken='a'\npublish=[5]",
+        "[[token]]\ntoken='a'\npublish=['']",
+        "[[token]]\ntoken='a'\nsubscribe=['sensors.a*']",
+        "[[token]]\ntoken='a'\n[[token]]\ntoken='a'",
+    ],
+)
 def test_a_bad_file_of_tokens_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokens.toml"
     path.write_text(text)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import penstock
 from penstock.journal import Entry, Journal
 
 from .command import HERE, environment, run
@@ -93,3 +94,21 @@ def test_mcap_calls_json_only_what_is_a_json_object(kept: Path, tmp_path: Path) 
     objects = [data for _, encoding, data in found if encoding == "json"]
     assert objects == [b'{"n": 1}', b'{"n": 2}']
     assert {encoding for _, encoding, _ in found} == {"json", "application/octet-stream"}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "mcap"])
+def test_a_file_that_is_there_stays_until_the_whole_is_written(kind: str, tmp_path: Path) -> None:
+    with penstock.publisher(f"journal:{tmp_path / 'run'}#a") as publisher:
+        publisher.publish_many([b"x" * 50_000] * 100)
+    kept = tmp_path / f"kept.{kind}"
+    kept.write_text("before")
+    none = run("export", str(tmp_path / "run"), "--to", kind, "-o", str(kept), "--topic", "nope.*")
+    assert none.returncode == 2 and "no topic matches nope.*" in none.stderr
+    command = ["bash", "-c", f"ulimit -f 2; trap '' XFSZ; exec {' '.join(HERE)} export run --to {kind} -o {kept}"]
+    cut = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert cut.returncode == 1, cut.stderr
+    assert f"{kept}: " in cut.stderr and "large" in cut.stderr
+    assert kept.read_text() == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [kept.name, "run"]
+    done = run("export", str(tmp_path / "run"), "--to", kind, "-o", str(kept))
+    assert done.returncode == 0 and kept.stat().st_size > 1000

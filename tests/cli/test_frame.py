@@ -191,7 +191,7 @@ def test_a_closed_output_ends_only_what_needs_it(tmp_path: Path) -> None:
 
 
 STARTS = """
-import os, signal, sys
+import os, signal, sys, threading, time
 from penstock.cli import exits
 
 if sys.argv[1] == "start":
@@ -205,10 +205,13 @@ else:
         def __del__(self):
             os.kill(os.getpid(), signal.{0})
 
+    start = threading.Thread.start
+    threading.Thread.start = lambda self: (start(self), time.sleep(0.1))  # a loaded machine: the hook is long at work
+
     def command():
         Dropped()
         while True:
-            signal.pause()
+            time.sleep(0.01)  # pause() would wait for ever where the signal came just before it
 
     with exits.ending():
         exits.unwinding(command)()

@@ -145,7 +145,7 @@ def test_modules_in_processes_are_refused_by_name(folder: Path) -> None:
 # ---- what a module or program of a user's does wrong
 
 MODULES = """
-import asyncio, time
+import threading, time
 import penstock
 from penstock.gateway import Module, Source
 
@@ -177,6 +177,26 @@ class Counts(Module):
     def receive(self, message):
         Counts.seen += 1
         self.publish(b'{"seen": %d}' % Counts.seen)
+
+class Quiet(Module):
+    since = 0
+    def receive(self, message):
+        if message.channel == "tick":
+            self.since += 1
+            self.publish(b'{"quiet": %d}' % self.since)
+        elif message.ordinal < 20:
+            self.since = 0
+
+class InThread(Module):
+    def receive(self, message):
+        thread = threading.Thread(target=self.publish, args=(b"x",))
+        thread.start()
+        thread.join()
+
+class KeepsThread(Module):
+    def receive(self, message):
+        if message.ordinal == 1:
+            threading.Thread(target=time.sleep, args=(1000,), name="own one", daemon=True).start()
 
 class Ordinal(Module):
     def receive(self, message):
@@ -231,6 +251,13 @@ def test_what_is_refused_ends_the_replay_whoever_caught_it(folder: Path) -> None
     assert done.returncode == 1 and "shm:/elsewhere" in done.stderr and "replayed 50" not in done.stdout
     done = run("replay", "--verify", "out", "out", cwd=folder)
     assert done.returncode == 1 and "out is not complete" in done.stderr
+
+
+def test_messages_from_threads_of_one_s_own_are_refused_and_such_threads_told(folder: Path) -> None:
+    done = run("replay", "rec", "--into", gateway_of(folder, "InThread"), cwd=folder)
+    assert done.returncode == 1 and "a message of 'it' from a thread of its own cannot be replayed" in done.stderr
+    done = run("replay", "rec", "--into", gateway_of(folder, "KeepsThread"), cwd=folder)
+    assert done.returncode == 0 and "threads of one's own still run: own one" in done.stderr
 
 
 PROGRAM_ERRORS = {
@@ -313,6 +340,18 @@ def test_state_of_a_class_does_not_pass_for_a_break(folder: Path) -> None:
     done = run(*options, cwd=folder)
     assert done.returncode == 4 and "in a new process these inputs do not break the rule" in done.stderr
     assert json.loads(run(*options, "--json", cwd=folder).stdout)["confirmed"] is False
+
+
+def test_inputs_that_break_the_rule_earlier_are_confirmed(folder: Path) -> None:
+    file = folder / gateway_of(folder, "Quiet")
+    found = json.loads(file.read_text())
+    tick = {"name": "tick", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Timer"},
+            "args": {"period_s": 0.3}}  # fmt: skip
+    file.write_text(json.dumps({"modules": [tick, *found["modules"]],
+                                "links": [{"source": "tick", "sink": "it"}, *found["links"]]}))  # fmt: skip
+    done = run("replay", "rec", "--into", file.name, "--bisect", "value.quiet < 5", "--json", cwd=folder)
+    found = json.loads(done.stdout)
+    assert done.returncode == 4 and found["needed"] == [] and found["confirmed"] is True
 
 
 def test_where_the_inputs_go_is_checked_before_the_work(folder: Path) -> None:

@@ -273,3 +273,21 @@ def test_completion_knows_topics_and_addresses(tmp_path: Path) -> None:
         assert live_addresses(name[:-3]) == [name]
         assert live_addresses(f"journal:{tmp_path}/j#ha") == [f"journal:{tmp_path}/j#hall.t"]
     assert live_addresses("journal:/nowhere#") == []
+
+
+def test_a_recording_says_of_what_nothing_comes(tmp_path: Path) -> None:
+    with penstock.publisher("shm:/heard") as publisher:
+        publisher.publish(b"one")
+        done = run("record", "shm:/heard", "shm:/misspelt", "-o", str(tmp_path / "run"), "--seconds", "2.5")
+    assert done.returncode == 0
+    assert "shm:/misspelt: nothing came yet: nobody publishes" in done.stderr
+    assert "shm:/heard: nothing came" not in done.stderr
+
+
+def test_sizes_and_counts_beyond_reason_are_refused_or_taken_as_all(tmp_path: Path) -> None:
+    large = run("pub", "shm:/large", "x", "--wait", "0", "--size", "99999999999")
+    assert large.returncode == 2 and "--size" in large.stderr
+    with penstock.publisher(f"journal:{tmp_path / 'j'}#t") as publisher:
+        publisher.publish_many([b"1", b"2"])
+    last = run("sub", f"journal:{tmp_path / 'j'}#t", "--last", "99999999999999999999", "-e")
+    assert (last.returncode, last.stdout) == (0, "1\n2\n"), last.stderr

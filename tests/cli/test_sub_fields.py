@@ -85,3 +85,14 @@ def test_a_field_that_is_not_there_is_told(journal: str) -> None:
     done = run("sub", f"{journal}#json", "--fields", "at", "--template", "{payload}")
     assert done.returncode == 2 and "not both" in done.stderr
     assert sub(f"{journal}#>", "--fields", "nothing") == ["null"] * 9
+
+
+def test_a_message_that_cannot_be_read_is_told_once(tmp_path: Path) -> None:
+    where = f"journal:{tmp_path / 'j'}#pose"
+    with penstock.publisher(where, type=Pose) as publisher:
+        publisher.publish(Pose(Point(1.5)))
+    with penstock.publisher(where) as plain:
+        plain.publish_many([b"junk", b"junk"])
+    done = run("sub", where, "--start", "first", "-e", "--fields", "at.x")
+    assert done.stdout == "1.5\nnull\nnull\n"
+    assert done.stderr.count("cannot be read") == 1

@@ -39,6 +39,7 @@ def test_parts(text: str, parts: dict[str, object]) -> None:
         ("bus:", "names nothing"),
         ("tcp:host:1", "tcp://HOST:PORT"),
         ("tcp://host", "port"),
+        ("tcp://host:1/camera", "one port is one stream"),
         ("tcp://host:99999", "port"),
         ("tcp://host:-1", "port"),
         ("broker://:7000/x", "broker://HOST:PORT/TOPIC"),

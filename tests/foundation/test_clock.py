@@ -170,3 +170,17 @@ def test_a_timer_is_due_at_a_number() -> None:
     for one in (VirtualClock(), clock.system_clock()):
         with pytest.raises(InvalidArgument):
             one.call_at(math.nan, print)
+
+
+def test_sleep_waits_by_the_clock_in_use() -> None:
+    began = time.monotonic()
+    clock.sleep(0.01)
+    assert time.monotonic() - began >= 0.01
+    with using(VirtualClock()) as virtual:
+        times: list[float] = []
+        thread = virtual.thread(lambda: (clock.sleep(1000.0), times.append(clock.monotonic())), "sleeps")
+        thread.start()
+        virtual.advance(2000.0)
+        assert times == [1000.0]
+        with pytest.raises(StateError):
+            clock.sleep(1.0)

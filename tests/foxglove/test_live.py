@@ -222,9 +222,11 @@ def test_what_is_no_picture_is_passed_over(name: str) -> None:
         publish_until(publisher, picture, viewer, f"/{name}")
         publisher.publish(line)
         publisher.publish(penstock.Image(cloud, "xyz32"))
+        publisher.publish(penstock.Image(picture, "rgb8"))
+        publisher.publish(penstock.Image(picture.astype("f8"), "mono8"))
         before = len(viewer.bodies(f"/{name}"))
         viewer.until(lambda: publisher.publish(picture) and len(viewer.bodies(f"/{name}")) > before)
-        assert server.board.topics[f"shm:/{name}"].failures == 2
+        assert server.board.topics[f"shm:/{name}"].failures == 4
 
 
 @pytest.mark.parametrize("kind", [Pose, dict, types.plain(Pose, "msgpack"), timestamp_pb2.Timestamp])

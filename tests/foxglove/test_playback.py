@@ -120,6 +120,8 @@ def test_pause_holds_the_time_and_strange_speeds_change_nothing(server: Server) 
         assert (again["now_ns"], again["speed"]) == (held["now_ns"], 20.0)
         assert max(numbers(viewer)) <= (held["now_ns"] - BEGIN_NS) // SECOND_NS
         assert viewer.control(PAUSE, 1e9, request="fast")["speed"] == 100.0
+        viewer.get()
+        viewer.until(lambda: viewer.parameters == {"paused": True, "speed": 100.0})
 
 
 def test_parameters_steer_it_too(server: Server) -> None:
@@ -129,6 +131,7 @@ def test_parameters_steer_it_too(server: Server) -> None:
         viewer.until(lambda: viewer.parameters == {"paused": True, "speed": 1.0})
         viewer.set(paused=False, speed=50)
         viewer.until(lambda: viewer.parameters == {"paused": False, "speed": 50.0})
+        viewer.until(lambda: any(state["speed"] == 50.0 for state in viewer.states))  # the buttons show it too
         viewer.until(lambda: len(numbers(viewer)) >= 10)
         viewer.set(paused=True)
         viewer.until(lambda: viewer.parameters["paused"] is True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ import pytest
 
 import penstock
 from penstock import bus, durable, shm, tcp
+from penstock.journal import follow
 from penstock.tcp.protocol import Wanted
 from tests.broker.conftest import until
 from tests.conformance.reaches import unique
@@ -257,3 +260,72 @@ def test_a_reader_that_does_not_read_holds_no_commit_up(tmp_path: Path) -> None:
         publisher.publish_many([b"%d" % i for i in range(500)])
         until(lambda: publisher.last_ordinal == 500)
         assert publisher.unread == 500 and subscriber.ledger.matched == 500
+
+
+def test_bus_a_durable_publisher_is_the_only_one_of_its_id(tmp_path: Path) -> None:
+    """Another one's messages would not be on disk, and would shift the ordinals away from the positions."""
+    where = f"bus:{unique()}"
+    with penstock.publisher(where, durable=tmp_path / "a"), penstock.publisher(f"{where}?id=1"):
+        for options in ({}, {"durable": tmp_path / "b"}):
+            with pytest.raises(penstock.RefusedError, match="durable"):
+                penstock.publisher(where, **options)
+    with penstock.publisher(where):
+        with pytest.raises(penstock.RefusedError, match="another publisher"):
+            penstock.publisher(where, durable=tmp_path / "a")
+        penstock.publisher(where).close()
+    penstock.publisher(where, durable=tmp_path / "a").close()
+
+
+def test_shm_a_durable_channel_has_one_publisher(tmp_path: Path) -> None:
+    with pytest.raises(penstock.InvalidArgument, match="one publisher"):
+        penstock.publisher(f"shm:/{unique()}", durable=tmp_path / "a", max_publishers=2)
+
+
+def test_bus_the_next_publisher_continues_with_what_was_not_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(durable, "CLOSE_S", 0.01)
+    where = f"bus:{unique()}"
+    with penstock.subscriber(where, depth=2) as subscriber:
+        with caplog.at_level(logging.WARNING, "penstock"), penstock.publisher(where, durable=tmp_path / "a") as first:
+            first.publish_many([b"%d" % i for i in range(1, 11)])
+        assert "did not reach" in caplog.text
+        with penstock.publisher(where, durable=tmp_path / "a") as publisher:
+            publisher.publish(b"11")
+            found = []
+            while 11 not in found:
+                message = subscriber.receive(LONG)
+                found.append(message.ordinal)
+                assert bytes(message) == b"%d" % message.ordinal
+        assert found == sorted(set(found))
+        assert subscriber.ledger.matched == 11 == len(found) + subscriber.ledger.lost
+
+
+@pytest.mark.parametrize("where", ["bus:{}", "shm:/{}"])
+def test_a_directory_of_another_channel_is_refused(tmp_path: Path, where: str) -> None:
+    with penstock.publisher(where.format(unique()), durable=tmp_path / "a") as publisher:
+        publisher.publish(b"1")
+    with pytest.raises(penstock.RefusedError, match="keeps"):
+        penstock.subscriber(where.format(unique()), start="first", durable=str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("where", ["bus:{}", "shm:/{}"])
+def test_a_reader_whose_directory_was_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, again: bool
+) -> None:
+    monkeypatch.setattr(follow, "LOOK_S", 0.01)
+    where = where.format(unique())
+    kept = tmp_path / "a"
+    with penstock.publisher(where, durable=kept) as publisher:
+        publisher.publish(b"1")
+        publisher.flush()
+        subscriber = penstock.subscriber(where, start="first")
+    with subscriber:
+        assert bytes(subscriber.receive(LONG)) == b"1"
+        assert subscriber.read(0.05) is None
+        shutil.rmtree(kept)
+        if again:
+            penstock.publisher(where, durable=kept).close()
+        with pytest.raises(penstock.CorruptionError, match="removed or made anew"):
+            subscriber.receive(LONG)

@@ -54,6 +54,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'penstock.broker' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})
+
+
 def open_publisher(
     address: Address,
     *,

@@ -9,10 +9,13 @@ in these segments, so they are in the copy.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from penstock.errors import InvalidArgument, RefusedError, StateError
 from penstock.journal import layout
@@ -21,6 +24,7 @@ from penstock.journal.lock import WriterLock
 
 ATTEMPTS = 20  # attempts: retention may remove segments while they are copied
 PART = ".part"
+UNFINISHED = "unfinished-backup"  # names the broker whose first copy has begun here: a broken one is gone on with
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +50,15 @@ def backup(directory: str | Path, target: str | Path) -> Copied:
     if there.is_file():
         if layout.decode_marker(there.read_bytes(), str(there)) != identity:
             raise InvalidArgument(f"{place} holds a backup of another broker")
-    elif any(found.name != layout.LOCK_NAME for found in place.iterdir()):
+    elif not _is_free(place, identity):
         raise InvalidArgument(f"{place} is neither empty nor a backup")
     try:
         lock = WriterLock(place)  # no writer can open it while it is copied to
     except RefusedError:
         raise RefusedError(f"{place} is in use: a broker that runs on it would lose what it stores") from None
     try:
+        if not there.is_file():
+            _write(place / UNFINISHED, str(identity).encode())
         for _ in range(ATTEMPTS):
             try:
                 return _copy(source, place)
@@ -73,9 +79,24 @@ def _check_apart(source: Path, place: Path) -> None:
 def restore(target: str | Path, directory: str | Path) -> Copied:
     """Restore a backup into a new or empty directory, on which a broker can then be started."""
     place = Path(directory)
-    if place.exists() and any(place.iterdir()):
+    if place.exists() and any(place.iterdir()) and not _has_begun(place):
         raise InvalidArgument(f"{place} is not empty; a backup is restored into a directory of its own")
     return backup(target, place)
+
+
+def _is_free(place: Path, identity: object) -> bool:
+    """Whether there is nothing of others in a directory that is no backup yet."""
+    if (place / UNFINISHED).is_file():
+        return (place / UNFINISHED).read_bytes() == str(identity).encode()
+    return all(found.name in (layout.LOCK_NAME, UNFINISHED + PART) for found in place.iterdir())
+
+
+def _has_begun(place: Path) -> bool:
+    """Whether a copy to this directory was begun and is not whole."""
+    if (place / layout.MARKER_NAME).exists():
+        return False
+    names = {found.name for found in place.iterdir()}
+    return UNFINISHED in names or names <= {layout.LOCK_NAME, UNFINISHED + PART}
 
 
 def _copy(source: Path, place: Path) -> Copied:
@@ -91,6 +112,7 @@ def _copy(source: Path, place: Path) -> Copied:
             copied += 1
     _write(place / layout.FRONTIER_NAME, frontier)
     _write(place / layout.MARKER_NAME, (source / layout.MARKER_NAME).read_bytes())
+    (place / UNFINISHED).unlink(missing_ok=True)
     stale = [name for name in os.listdir(place) if _is_segment(name) and name.partition(".")[0] not in stems]
     for name in stale:
         (place / name).unlink()
@@ -112,22 +134,29 @@ def _same(source: Path, copy: Path) -> bool:
 
 
 def _copy_file(source: Path, copy: Path) -> int:
-    part = copy.with_name(copy.name + PART)
-    with source.open("rb") as reader, open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as writer:
+    with source.open("rb") as reader, _replacing(copy) as writer:
         before = os.fstat(reader.fileno())
         shutil.copyfileobj(reader, writer, 1 << 20)
-        writer.flush()
-        os.fsync(writer.fileno())
         size = writer.tell()
-    os.utime(part, ns=(before.st_atime_ns, before.st_mtime_ns))
-    part.replace(copy)
+        writer.flush()
+        os.utime(writer.fileno(), ns=(before.st_atime_ns, before.st_mtime_ns))
     return size
 
 
 def _write(path: Path, data: bytes) -> None:
-    part = path.with_name(path.name + PART)
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as writer:
+    with _replacing(path) as writer:
         writer.write(data)
-        writer.flush()
-        os.fsync(writer.fileno())
-    part.replace(path)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of ``path`` when it is whole and on disk; an error names it."""
+    part = path.with_name(path.name + PART)
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as writer:
+            yield writer
+            writer.flush()
+            os.fsync(writer.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise error if error.filename else OSError(error.errno, error.strerror, str(path)) from None

@@ -23,6 +23,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import hmac
+import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,7 +135,13 @@ class Tokens:
         entries = content.get("token", [])
         if set(content) - {"token"} or not isinstance(entries, list):
             raise InvalidArgument(f"{self.path}: only [[token]] tables may stand here")
-        self._by_digest = dict(self._entry(entry, number) for number, entry in enumerate(entries, 1))
+        found: dict[bytes, Rights] = {}
+        for number, entry in enumerate(entries, 1):
+            digest, rights = self._entry(entry, number)
+            if digest in found:
+                raise InvalidArgument(f"{self.path}: token {number} is there twice, with rights of its own each time")
+            found[digest] = rights
+        self._by_digest = found
 
     def _entry(self, entry: dict[str, Any], number: int) -> tuple[bytes, Rights]:
         for key, value in entry.items():
@@ -142,6 +149,7 @@ class Tokens:
                 raise InvalidArgument(f"{self.path}: token {number}: {key!r} is not known or of a wrong type")
         if ("token" in entry) == ("sha256" in entry):
             raise InvalidArgument(f"{self.path}: token {number} needs token or sha256, one of them")
+        self._check(entry, number)
         name = entry.get("name", f"token {number}")
         rights = Rights(
             name=name,
@@ -156,6 +164,24 @@ class Tokens:
         if "sha256" in entry:
             return bytes.fromhex(entry["sha256"]), rights
         return hashlib.sha256(entry["token"].encode()).digest(), rights
+
+    def _check(self, entry: dict[str, Any], number: int) -> None:
+        """Refuse what nobody could ever show, and what would match nothing."""
+        where = f"{self.path}: token {number}"
+        if not re.fullmatch("[0-9a-fA-F]{64}", entry.get("sha256", "0" * 64)):
+            raise InvalidArgument(f"{where}: sha256 has 64 hexadecimal digits")
+        token = entry.get("token", "x")
+        if not token or not token.isprintable() or " " in token:
+            raise InvalidArgument(f"{where}: a token is text without blanks or control characters")
+        for key in ("publish", "subscribe", "queues"):
+            for text in entry.get(key, ()):
+                if not isinstance(text, str) or not text:
+                    raise InvalidArgument(f"{where}: {key} is a list of names, not {text!r}")
+                if key != "queues":
+                    try:
+                        topics.check_wildcards(text)
+                    except InvalidArgument as error:
+                        raise InvalidArgument(f"{where}: {key}: {error}") from None
 
     def rights(self, token: str) -> Rights | None:
         """The rights of a token; None if it is not valid. Compares with all tokens in constant time."""

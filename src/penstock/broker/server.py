@@ -501,6 +501,7 @@ class Server:
         if self.connections.get(connection.descriptor) is not connection:
             return False
         del self.connections[connection.descriptor]
+        log.debug("%s: has gone", connection.peer)
         self._unfinished.forget(connection)
         self._paused.pop(connection, None)
         self._unacknowledged.discard(connection)
@@ -538,6 +539,7 @@ class Server:
             self.connections[connection.descriptor] = connection
             self._epoll.register(connection.descriptor, select.EPOLLIN)
             self.accepted += 1
+            log.debug("%s: connected", connection.peer)
 
     def _stop_accepting(self) -> None:
         if self._accepting:

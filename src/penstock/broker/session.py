@@ -173,7 +173,9 @@ class Session:
         """Refuse a queue that this connection may not use."""
         words.check_queue(name)
         if not self.rights.may_use(name):
-            raise Refusal("denied", f"queue {name} is not yours to use")
+            own = " (a subscriber without queue= makes one: its token needs temporary.* among its queues)"
+            text = f"queue {name} is not yours to use"
+            raise Refusal("denied", text + (own if name.startswith(words.TEMPORARY) else ""))
 
     def check_patterns(self, patterns: Sequence[str]) -> None:
         """Refuse topics that this connection may not read, and more wildcards than can be compared in a turn."""

@@ -18,6 +18,7 @@ MAX_NUMBER = 1 << 62  # so that the sum of two still fits into 64 bits
 MAX_MILLISECONDS = 10**12  # some thirty years
 DEFAULT_TOPIC = "default"
 OWN_PROPERTIES = frozenset({"$topic", "$due_ns", "$expires_ns", "$queue", "$reason", "$position"})  #: the broker's
+TEMPORARY = "temporary."  #: prefix of queues that our subscribers make for themselves
 COMPATIBLE = "compatible."  #: prefix of names that only clients of the compatible mode can have
 NEW_TOPIC, REFUSED, BROKEN = "\n?", "\n!", "\n#"  #: scanner events; no peer can send a newline in a verb
 
@@ -75,7 +76,7 @@ def compatible_queue(name: str) -> str:
 
 def check_pattern(pattern: str) -> str:
     """A pattern of topics."""
-    return _refused(topics.check_pattern, check_name(pattern, "topic"))
+    return _refused(topics.check_wildcards, check_name(pattern, "topic"))
 
 
 def _refused(check: Callable[..., str], *arguments: str) -> str:

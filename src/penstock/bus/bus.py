@@ -42,7 +42,7 @@ from penstock.bus.subscriber import (
     with_options,
 )
 from penstock.channel import Ledger, Overflow, Terms, check_timeout, choose
-from penstock.errors import ClosedError, InvalidArgument, StateError, nearest
+from penstock.errors import ClosedError, InvalidArgument, RefusedError, StateError, nearest
 
 if TYPE_CHECKING:
     from penstock._core.bus import Message
@@ -101,6 +101,8 @@ class Bus(_native.Bus):
         self._allocators: list[_native.Allocator] = []
         self._schemas: dict[int, list[str]] = {}  # the schemas of each id, the newest version last
         self.durable: dict[int, str] = {}  #: by id: the directory of its durable publisher
+        self._publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
+        self._claimed: dict[int, weakref.ref[Publisher]] = {}
         _buses.add(self)
 
     def agree(self, id: int, terms: Terms) -> None:
@@ -110,6 +112,23 @@ class Bus(_native.Bus):
             versions = terms.added_to(self._schemas.get(id, []), f"id {id} of bus {self.name!r}")
             if versions is not None:
                 self._schemas[id] = versions
+
+    def claim(self, publisher: Publisher) -> None:
+        """Make it the only publisher of its id, until it is closed: the ordinals of a durable one are positions."""
+        with _describing:
+            for other in self._publishers:
+                if other is not publisher and other.id == publisher.id and not other.closed:
+                    raise RefusedError(
+                        f"id {publisher.id} of bus {self.name!r} has another publisher: a durable one is the only one"
+                    )
+            self._claimed[publisher.id] = weakref.ref(publisher)
+
+    def _admit(self, publisher: Publisher) -> None:
+        with _describing:
+            owner = self._claimed.get(publisher.id, lambda: None)()
+            if owner is not None and not owner.closed:
+                raise RefusedError(f"id {publisher.id} of bus {self.name!r} has a durable publisher, its only one")
+            self._publishers.add(publisher)
 
     def schema(self, id: int) -> str | None:
         """The schema of the id's messages, or None if no typed handle has set one."""

@@ -29,6 +29,11 @@ class Publisher(_native.Publisher, channel.Publisher):
     ) -> None:
         self._place = name or f"{bus.name}?id={id}"
         super().__init__(bus, id, allocator, self._place)
+        try:
+            bus._admit(self)
+        except BaseException:
+            self.close()
+            raise
         if kept is not None and kept.messages:
             bus._keep(id, *kept.words)
 

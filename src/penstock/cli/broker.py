@@ -92,15 +92,21 @@ def broker(
     max_rate: Annotated[float, typer.Option(min=0.0, help="Messages per second and connection; 0: any.")] = 0.0,
     max_connections: Annotated[int, typer.Option(min=1, help="Connections at a time.")] = 10_000,
     max_unacknowledged: Annotated[int, typer.Option(min=1, help="Messages that a consumer may hold.")] = 65_536,
-    retain_age: Annotated[float | None, typer.Option(metavar="SECONDS", help="Free what is older.")] = None,
-    retain_bytes: Annotated[int | None, typer.Option(metavar="BYTES", help="Free the oldest past this size.")] = None,
+    retain_age: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Free what is older.")] = None,
+    retain_bytes: Annotated[
+        int | None, typer.Option(min=0, metavar="BYTES", help="Free the oldest past this size.")
+    ] = None,
     keep: Annotated[str, typer.Option(help="Of what every queue has passed: a size, an age (7d), forever.")] = "1GiB",
     retain_queues: Annotated[bool, typer.Option(help="Free all that every queue has passed: --keep 0.")] = False,
-    deduplication: Annotated[float, typer.Option(metavar="SECONDS", help="How long message ids are known.")] = 120.0,
+    deduplication: Annotated[
+        float, typer.Option(min=0, max=1e9, metavar="SECONDS", help="How long message ids are known.")
+    ] = 120.0,
     keepalive: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="A client unheard of for so long is gone; 0: never.")
     ] = 15.0,
-    drain: Annotated[float, typer.Option(metavar="SECONDS", help="Wait so long for consumers when ending.")] = 5.0,
+    drain: Annotated[
+        float, typer.Option(min=0, max=1e9, metavar="SECONDS", help="Wait so long for consumers when ending.")
+    ] = 5.0,
     sync: Annotated[bool, typer.Option(help="Sync to disk before confirming.")] = True,
     store: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Keep the log on a cluster: nats://H1,H2,H3/STREAM.")

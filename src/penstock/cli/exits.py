@@ -23,8 +23,10 @@ import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
@@ -120,10 +122,21 @@ def _send_again(dropped: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(dropped)
         return
     number = signal.SIGINT if dropped.exc_type is KeyboardInterrupt else signal.SIGTERM
-    # From another thread and a little later: here the exception would be lost like the first.
-    again = threading.Timer(0.01, os.kill, (os.getpid(), number))
-    again.daemon = True
-    again.start()
+    threading.Thread(target=_send_outside, args=(number, threading.get_ident()), daemon=True).start()
+
+
+def _send_outside(number: int, thread: int) -> None:
+    """Send a signal when ``thread`` has left ``_send_again``, where the exception would be lost like the first."""
+    while _is_inside(thread):
+        time.sleep(0.001)
+    os.kill(os.getpid(), number)
+
+
+def _is_inside(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not _send_again.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def let_output_vanish() -> None:
@@ -136,6 +149,16 @@ def need_output() -> None:
     """For a command that waits: fail at once if its output cannot be written."""
     if "stdout" in closed:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+@contextmanager
+def about(path: Path) -> Iterator[None]:
+    """An error of the file system in this block names ``path``, if it names no file itself."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def told(text: str) -> None:

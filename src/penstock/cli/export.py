@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import enum
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from penstock.cli import exits, show
 from penstock.cli.target import TopicOption
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.observe import decode
-from penstock.recording.span import Span, located, reader, topic_names
+from penstock.recording.span import Span, check_topics, located, reader, topic_names
 from penstock.recording.story import STORY, parts, read_story
 from penstock.recording.tables import Columns, Described
 from penstock.types import Schema
@@ -95,11 +97,13 @@ def export(
         exits.told(f"{directory}: {gap}")
     journals = [reader(folder) for folder in parts(directory)]
     try:
+        check_topics(journals, topic)
         chosen = located(journals, topic, Span.of(journals, start, length))
         described = Described(journals)
         topics = {name for journal in journals for name in topic_names(journal, topic)}
         fields = Fields(described, () if to is Kind.MCAP else sorted(topics))
-        count = _mcap(chosen, target, described) if to is Kind.MCAP else _WRITERS[to](chosen, target, fields)
+        with _beside(target) as file:
+            count = _mcap(chosen, file, described) if to is Kind.MCAP else _WRITERS[to](chosen, file, fields)
     finally:
         for journal in journals:
             journal.close()
@@ -143,6 +147,22 @@ def _lerobot(
     else:
         told = f"{show.number_of(done.frames, 'frame')} of {show.number_of(done.episodes, 'episode')}"
         print(f"wrote {told} to {target}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A file beside the target, which becomes the target when all is written: what was there stays until then, and half
+    a file never has its name."""
+    if str(target) == "-" or (target.exists() and not target.is_file()):  # a pipe, a device
+        yield target
+        return
+    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with exits.about(target):
+            yield beside
+            beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _open(target: Path) -> IO[str]:

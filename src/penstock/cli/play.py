@@ -44,7 +44,8 @@ def play(
 ) -> None:
     """Play a recording back in order, at its own speed or another.
 
-    Without --map each topic goes back to the address that it was recorded from.
+    Without --map each topic goes back to the address that it was recorded from. tcp://, journal: and broker:// keep the
+    recorded times; at shm: and bus: a message has the time at which it is played.
 
     Example: [green]penstock play run1 --speed 2 --map camera.front=shm:/replay --for 30s[/]
     """

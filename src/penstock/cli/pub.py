@@ -23,6 +23,7 @@ from penstock.cli.template import compile_template
 from penstock.errors import InvalidArgument, describe
 
 app = typer.Typer()
+MAX_BYTES = 512 << 20  # of a body that is made here
 
 #: Reaches at which a message without a subscriber is lost.
 LIVE = ("shm", "tcp")
@@ -40,7 +41,7 @@ def pub(
         float | None, typer.Option(min=0.0, help="Messages per second; without it, as fast as it goes.")
     ] = None,
     size: Annotated[
-        int | None, typer.Option(min=0, help="Cut or fill (with '.') each body to this many bytes.")
+        int | None, typer.Option(min=0, max=MAX_BYTES, help="Cut or fill (with '.') each body to this many bytes.")
     ] = None,
     file: Annotated[
         str | None,

@@ -179,13 +179,17 @@ def create(
 ) -> None:
     """Create a queue. An existing one with the same options stays as it is; with other options this says which differ.
 
+    The topic may stand in the address: broker://HOST:PORT/TOPIC. Without one it is default.
+
     Example: [green]penstock queue create broker://127.0.0.1:9876 jobs --topic 'work.>' --max-deliveries 5[/]
     """
     name = _named(broker, name)
+    topic = topic or [found for found in [addresses.parse(broker_address(broker)).topic] if found]
     options = _options(topic, ack_timeout, max_deliveries, ttl, exclusive, dead_letter, from_position)
     with _client(broker) as client:
         client.queue(name, create=True, **options)
-    _done(as_json, f"queue {name} is there", queue=name, **options)
+    takes = f", for {','.join(topic)}" if topic else " (a new one is for topic default; --topic says another)"
+    _done(as_json, f"queue {name} is there{takes}", queue=name, **options)
 
 
 @app.command("set")
@@ -201,7 +205,7 @@ def set_options(
     from_position: FromPosition = None,
     as_json: Json = False,
 ) -> None:
-    """Change options of a queue; the others stay.
+    """Change options of a queue; the others stay. New topics replace the old ones, and what waits of those is dropped.
 
     Example: [green]penstock queue set broker://127.0.0.1:9876 jobs --ack-timeout 2m[/]
     """
@@ -215,7 +219,11 @@ def set_options(
         after = _found(client, name)
     changed = [key for key in before if key in options and before[key] != after[key]]
     texts = [f"{key}: {_text(before[key])} → {_text(after[key])}" for key in changed]
-    _done(as_json, f"queue {name}: {', '.join(texts) or 'as it was'}", queue=name, changed=changed)
+    facts: dict[str, Any] = {}
+    if "topics" in changed and (lost := before["depth"] - after["depth"]) > 0:
+        facts["dropped"] = lost
+        texts.append(f"{lost:,} waiting messages of topics that it no longer has are dropped")
+    _done(as_json, f"queue {name}: {', '.join(texts) or 'as it was'}", queue=name, changed=changed, **facts)
 
 
 def _text(value: Any) -> str:

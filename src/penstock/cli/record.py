@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import exits, show
-from penstock.cli.silence import REACH_S
+from penstock.cli import exits, show, silence
+from penstock.cli.silence import REACH_S, TELL_AFTER_S
 from penstock.cli.target import expanded, live_addresses, opened
 from penstock.errors import InvalidArgument, RefusedError
 from penstock.observe.rates import PRODUCERS
@@ -66,7 +66,7 @@ def record(
     """
     chosen = _chosen(addresses or [], everything)
     plan = _plan(chosen, names, output, split, max_size, pre_buffer, count, wait)
-    with Recorder(plan) as recorder:
+    with exits.about(output), Recorder(plan) as recorder:
         told: dict[str, str] = {}
         with contextlib.suppress(*exits.STOPPED):  # the usual end of a recording
             _watch(recorder, seconds, told)
@@ -126,14 +126,25 @@ def _plan(
 def _watch(recorder: Recorder, seconds: float | None, told: dict[str, str]) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: recorder.trigger())
     deadline = None if seconds is None else time.monotonic() + seconds
+    silent_at: float | None = time.monotonic() + TELL_AFTER_S
     with _display() as update:
         while recorder.running:
             update(recorder, recorder.totals())
             _tell_errors(recorder, told)
+            if silent_at is not None and time.monotonic() >= silent_at:
+                silent_at = None
+                _tell_silence(recorder)
             left = 0.2 if deadline is None else min(0.2, deadline - time.monotonic())
             if left <= 0:
                 return
             _pause(recorder, left)
+
+
+def _tell_silence(recorder: Recorder) -> None:
+    """Say once of what nothing came, and why as far as that is known: a misspelt name costs the whole recording."""
+    for source in recorder.sources:
+        if not source.messages and not source.waiting and not source.error:
+            silence.tell(source.address, source.subscriber)
 
 
 def _tell_errors(recorder: Recorder, told: dict[str, str]) -> None:

@@ -135,7 +135,7 @@ def replay(
             _run(script, place, sources, output, seed, clock == "real", as_json)
         elif bisect:
             again = ["--into", str(into), "--seed", str(seed)]
-            for option, values in (("--about", judged), ("--map", mapping), ("--capture", capture)):
+            for option, values in (("--map", mapping), ("--capture", capture)):
                 again += [word for value in values or () for word in (option, value)]
             _bisect(script, place, sources, rules[0], _Shrinking(max_runs, output, again), seed, as_json)
         else:
@@ -218,7 +218,7 @@ def _tell(report: Report) -> None:
         exits.told(_failure_line(failure))
     for name, count in report.waiting.items():
         exits.told(f"at the end {show.count_text(count)} messages still waited for {name}")
-    for sentence in report.unused:
+    for sentence in report.notes:
         exits.told(sentence)
 
 
@@ -230,7 +230,7 @@ def _failure_line(failure: Failure) -> str:
 
 def _report_json(report: Report) -> dict[str, Any]:
     failures = [{name: getattr(failure, name) for name in type(failure).__slots__} for failure in report.failures]
-    return {"failures": failures, "waiting": report.waiting, "unused": list(report.unused)}
+    return {"failures": failures, "waiting": report.waiting, "notes": list(report.notes)}
 
 
 class _Counted:
@@ -335,13 +335,14 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 def _breaks_alone(recording: Path, rule: Rule, found: Break, again: list[str]) -> bool:
-    """Whether a recording breaks the rule at the same place in a new process, which no earlier replay has touched."""
-    command = [sys.executable, "-m", "penstock", "replay", str(recording), "--rule", rule.expression, "--json", *again]
+    """Whether a recording breaks the rule by the same moment in a new process, which no earlier replay has touched."""
+    options = ["--rule", rule.expression, "--about", found.shown.topic, "--json", *again]
+    command = [sys.executable, "-m", "penstock", "replay", str(recording), *options]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode != exits.WRONG:
         return False
-    seen = json.loads(done.stdout).get("message") or {}
-    return (seen.get("topic"), seen.get("time_ns")) == (found.shown.topic, found.shown.time_ns)
+    seen = json.loads(done.stdout).get("message")
+    return seen is not None and seen["time_ns"] <= found.shown.time_ns
 
 
 def _print_verdict(rule: Rule, verdict: Verdict) -> None:

@@ -72,6 +72,7 @@ def _journal_start(
 def _last(journal: Journal, topic: str, count: int) -> int | str:
     """Where the last ``count`` messages of a topic or pattern begin: searches twice as far back each time until it
     finds them."""
+    count = min(count, journal.frontier)
     span = count
     while True:
         start = max(journal.first, journal.frontier - span)

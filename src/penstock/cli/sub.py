@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+_UNREADABLE: set[str | None] = set()  # channels of which it was told
 Write = Callable[["Message", Values], bytes]
 #: How long a reach without stored messages may be silent before --exit-at-end counts that as the end.
 QUIET_AT_END_S = 1.0
@@ -156,11 +157,14 @@ def _writer(form: decode.Format, template: str | None, as_json: bool, paths: lis
 
 def _fields(message: Message, values: Values, steps: dict[str, list[Step]], as_json: bool) -> bytes:
     """The fields of a message as a line. A missing field is null, as in filters; a text is printed without quotes
-    unless it is inside of an object or list."""
+    unless it is inside of an object or list. Of a message that is not what is said of it, all are null, told once."""
     try:
         value = values(message)
-    except ValueError:
+    except ValueError as error:
         value = None
+        if message.channel not in _UNREADABLE:
+            _UNREADABLE.add(message.channel)
+            exits.told(f"a message of {message.channel} cannot be read, its fields are null: {error} (told once)")
     found = {path: at(value, way) for path, way in steps.items()}
     if as_json:
         return json_text(found).encode() + b"\n"

@@ -31,6 +31,13 @@ SECOND_NS = 1_000_000_000
 UNNAMED = {
     (1, "|u1"): "mono8", (3, "|u1"): "rgb8", (4, "|u1"): "rgba8", (1, "<u2"): "16UC1", (1, "<f4"): "32FC1",
 }  # fmt: skip
+#: Channels and type of the encodings that viewers know.
+KNOWN = {
+    "mono8": (1, "|u1"), "8UC1": (1, "|u1"), "rgb8": (3, "|u1"), "bgr8": (3, "|u1"), "8UC3": (3, "|u1"),
+    "rgba8": (4, "|u1"), "bgra8": (4, "|u1"), "mono16": (1, "<u2"), "16UC1": (1, "<u2"), "32FC1": (1, "<f4"),
+    "yuv422": (2, "|u1"), "yuv422_yuy2": (2, "|u1"), "uyvy": (2, "|u1"), "yuyv": (2, "|u1"),
+    "bayer_rggb8": (1, "|u1"), "bayer_bggr8": (1, "|u1"), "bayer_gbrg8": (1, "|u1"), "bayer_grbg8": (1, "|u1"),
+}  # fmt: skip
 #: The names that mean something to the viewer under another name.
 RENAMED = {"depth16": "16UC1", "depth32": "32FC1"}
 #: What the names of clouds stand for, before the number of bits: xyz32, xyzi32, xyzrgb32 ...
@@ -92,6 +99,9 @@ def _raw_image(image: Any, at: Timestamp) -> bytes:
     encoding = RENAMED.get(image.encoding, image.encoding) or UNNAMED.get((channels, image.dtype.str), "")
     if not encoding:
         raise ValueError(f"an image of {channels} channels of {image.dtype} has no name of its encoding")
+    wanted = KNOWN.get(encoding)
+    if wanted is not None and wanted != (channels, image.dtype.str):
+        raise ValueError(f"{encoding} has {wanted[0]} channels of {wanted[1]}, not {channels} of {image.dtype.str}")
     made: bytes = RawImage(
         timestamp=at, frame_id="", width=width, height=height, encoding=encoding,
         step=width * channels * image.dtype.itemsize, data=image.tobytes(),

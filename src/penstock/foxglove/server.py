@@ -156,9 +156,14 @@ class Server:
             if self.live is not None:
                 self.live.paused = value
             elif self.playback is not None:
-                self.playback.control(paused=value)
+                self._tell(self.playback.control(paused=value))
         elif name == "speed" and isinstance(value, int | float) and self.playback is not None:
-            self.playback.control(speed=float(value))
+            self._tell(self.playback.control(speed=float(value)))
+
+    def tell_parameters(self) -> None:
+        """The parameters have changed by other means: tell those who show them."""
+        if self._server is not None:
+            self._server.publish_parameter_values(self.parameters())
 
     def _tell(self, state: State) -> None:
         server = self._server
@@ -206,4 +211,5 @@ class Listener(ServerListener):  # type: ignore[misc]  # without the package it 
             return None
         paused = asked.playback_command == PlaybackCommand.Pause
         state = playback.control(paused=paused, speed=asked.playback_speed, seek_ns=asked.seek_time)
+        self._of.tell_parameters()
         return _told(state, asked.request_id)

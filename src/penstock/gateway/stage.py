@@ -24,6 +24,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from typing import Any
 from penstock import address
 from penstock._core.gateway import GatewayMessage, Port
 from penstock.bus import Bus, QueueSubscriber
-from penstock.clock import Timer, VirtualClock
+from penstock.clock import Timer, VirtualClock, in_order, refuse_if_virtual
 from penstock.errors import RefusedError, StateError
 from penstock.gateway import carriage
 from penstock.gateway.configuration import Configuration, ModuleEntry, is_address
@@ -156,6 +157,7 @@ class Stage:
         self._sources: dict[int, tuple[Node, str]] = {}  # by the id of the port
         self._routes: dict[int, list[tuple[Node, Predicate | None, LinkOptions]]] = {}
         self._at_once = 0
+        self._thread = threading.get_ident()
         self._loop: StageLoop | None = None
         self._turn_timer: Timer | None = None
         self._throttle = Throttle(log)
@@ -356,6 +358,8 @@ class Stage:
         """Nothing is refused here."""
 
     def _owner(self, source: Any) -> Node:
+        if not in_order(self._thread):
+            refuse_if_virtual(f"a message of {getattr(source, 'name', source)!r} from a thread of its own")
         node = self._by_module.get(id(source))
         if node is None:
             raise StateError(f"{source!r} is no module of this gateway")
@@ -492,7 +496,7 @@ class Stage:
         return {address.without_secrets(name): count for name, count in counts.items() if count}
 
     @property
-    def unused(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Nothing: every name of a gateway is known before it runs."""
         return []
 

@@ -19,11 +19,13 @@ from penstock._core import Counters, Draft
 from penstock._core import journal as native
 from penstock.carry import total_bytes
 from penstock.channel import Ledger, Publisher, Subscriber, Terms, check_timeout
-from penstock.errors import ClosedError, InvalidArgument
+from penstock.errors import ClosedError, CorruptionError, InvalidArgument
 from penstock.journal import presence
 from penstock.journal.books import Books
+from penstock.journal.disk import read_all
 from penstock.journal.guard import Guard
 from penstock.journal.journal import Journal, topic_filter
+from penstock.journal.layout import MARKER_NAME, encode_marker
 from penstock.journal.transaction import Entry
 from penstock.topics import check_topic, matches
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.channel import Buffer
 
 FALLBACK_POLL_S = 0.01
+LOOK_S = 1.0  # how often a follower that waits looks whether its directory is still there
 DEFAULT_TOPIC = "default"
 
 
@@ -52,6 +55,7 @@ class Follower(Subscriber):
         self._waited = False
         self._turn = threading.RLock()  # of whoever reads; again in a signal handler of the same thread
         self._asleep = 0  # threads that wait for more
+        self._look_at = 0.0
         journal.add_sleeper(self)
         self._present = presence.Presence(journal.directory)
 
@@ -171,12 +175,32 @@ class Follower(Subscriber):
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             return False
+        if self._own:
+            self._check_there()
+            left = LOOK_S if left is None else min(left, LOOK_S)
         self._waited = True
         if self._watch.fileno() < 0:  # no inotify instance is left on this machine
             time.sleep(FALLBACK_POLL_S if left is None else min(left, FALLBACK_POLL_S))
             return True
         self._watch.wait(-1 if left is None else math.ceil(left * 1000))
         return True
+
+    def _check_there(self) -> None:
+        """A directory that was removed or made anew never gets another message: that is an error, not a wait."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        directory = self._journal.directory
+        try:
+            same = read_all(directory / MARKER_NAME) == encode_marker(self._journal.uuid)
+        except FileNotFoundError:
+            same = False
+        except OSError:
+            return
+        if not same:
+            text = f"{directory} was removed or made anew since this subscriber was opened; open it again"
+            raise CorruptionError(text, str(directory))
 
     def wake(self) -> None:
         """End a wait: the journal was closed."""

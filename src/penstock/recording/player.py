@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.carry import due
-from penstock.errors import InvalidArgument, nearest
+from penstock.errors import InvalidArgument
 from penstock.journal.follow import JournalPublisher
-from penstock.recording.span import topic_names
+from penstock.recording.span import check_topics, topic_names
 from penstock.recording.story import Story
 from penstock.secrecy import without_secrets
 from penstock.topics import matches
@@ -44,9 +44,8 @@ def targets(
             homeless.append(name)
         else:
             found[name] = mapped.replace("{topic}", name)
-    if topics and not found and not homeless:
-        known = sorted({name for journal in journals for name in topic_names(journal, None)})
-        raise InvalidArgument(f"no topic matches {', '.join(topics)}; {nearest(topics[0], known)}")
+    if not found and not homeless:
+        check_topics(journals, topics)
     if homeless:
         raise InvalidArgument(f"no address for {', '.join(sorted(homeless)[:5])}: give --map TOPIC=ADDRESS")
     return found

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, nearest
 from penstock.quantities import duration_s, moment_ns
 from penstock.recording.story import STORY
 from penstock.topics import matches
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock._core import Message
     from penstock.journal import Journal
 
-__all__ = ["Span", "last_until", "located", "messages", "reader", "time_range", "topic_names"]
+__all__ = ["Span", "check_topics", "last_until", "located", "messages", "reader", "time_range", "topic_names"]
 
 
 MAX_BACK = 8  # segments that are searched for what stood before a moment
@@ -34,6 +34,9 @@ class Span:
     @classmethod
     def of(cls, journals: list[Journal], start: str | None, length: str | None) -> Span:
         """As ``--from`` and ``--for`` say it."""
+        for name, value in (("start", start), ("length", length)):
+            if value is not None and not isinstance(value, str):
+                raise TypeError(f"{name} is a text such as '10s', not {value!r}")
         begin_ns = None if start is None else _begin_ns(journals, start)
         if length is None:
             return cls(begin_ns, None)
@@ -73,6 +76,13 @@ def topic_names(journal: Journal, topics: list[str] | None) -> set[str]:
     """The journal's topics that were asked for."""
     names = {name for name in journal.topics if name != STORY}
     return names if topics is None else {n for n in names if any(matches(p, n) for p in topics)}
+
+
+def check_topics(journals: list[Journal], topics: list[str] | None) -> None:
+    """Refuse topics of which the recording has none."""
+    if topics and not any(topic_names(journal, topics) for journal in journals):
+        known = sorted({name for journal in journals for name in topic_names(journal, None)})
+        raise InvalidArgument(f"no topic matches {', '.join(topics)}; {nearest(topics[0], known)}")
 
 
 def _all(journal: Journal, topics: list[str] | None, first: int, stop: int) -> Iterator[Message]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from penstock import clock as clocks
 from penstock.clock import VirtualClock, using
 from penstock.gateway.stage import Failure
 from penstock.replay.script import Input
@@ -19,14 +21,14 @@ __all__ = ["Report", "replay"]
 @dataclass(frozen=True, slots=True)
 class Report:
     """How much went in, how long that took by the recording and by the machine, what failed, how many messages (by
-    module) were not handled at the end, and what a program was given and did not use."""
+    module) were not handled at the end, and what else is odd."""
 
     inputs: int
     recorded_s: float
     seconds: float
     failures: tuple[Failure, ...] = ()
     waiting: dict[str, int] = field(default_factory=dict)
-    unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def succeeded(self) -> bool:
@@ -55,7 +57,8 @@ def replay(
     """
     began, count, first_ns = time.monotonic(), 0, times_ns[0]
     waiting: dict[str, int] = {}
-    unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    threads = set(threading.enumerate())
     with using(VirtualClock(first_ns)) as clock, target.at_home(), _seeded(seed):
         actor = target.actor(clock, on_published, on_left)
         try:
@@ -74,12 +77,20 @@ def replay(
                 if on_end is not None:
                     on_end()
                     actor.stop()
-                    waiting, unused = actor.waiting, tuple(actor.unused)
+                    waiting, notes = actor.waiting, tuple(actor.notes)
         finally:
             actor.close()
         _check(clock)
         seconds = time.monotonic() - began
-        return Report(count, (clock.time_ns() - first_ns) / 1e9, seconds, tuple(actor.failures), waiting, unused)
+        notes = (*notes, *_own(threads))
+        return Report(count, (clock.time_ns() - first_ns) / 1e9, seconds, tuple(actor.failures), waiting, notes)
+
+
+def _own(before: set[threading.Thread]) -> list[str]:
+    """A word about threads that were begun meanwhile and still run: whatever they do, nobody orders it."""
+    names = sorted(one.name for one in set(threading.enumerate()) - before if not clocks.is_virtual(one))
+    told = f"threads of one's own still run: {', '.join(names[:5])}; the output may differ the next time"
+    return [told] if names else []
 
 
 def _check(clock: VirtualClock) -> None:

@@ -65,8 +65,8 @@ class Actor(Protocol):
         """Messages that were not handled so far."""
 
     @property
-    def unused(self) -> list[str]:
-        """What was given and not used so far, a sentence each."""
+    def notes(self) -> list[str]:
+        """What is odd so far, a sentence each: addresses that nobody uses."""
 
 
 class Target(Protocol):
@@ -257,9 +257,10 @@ class _Program:
         return {}
 
     @property
-    def unused(self) -> list[str]:
+    def notes(self) -> list[str]:
         silent = [f"nothing was published at {text} (--capture)" for text, count in self._captured.items() if not count]
-        return silent + [f"nobody listens at {text} (--map)" for text, heard in self._heard.items() if not heard]
+        unheard = [text for text, heard in self._heard.items() if not heard]
+        return silent + [f"nobody listens at {text}, a topic's place (--map)" for text in unheard]
 
     def stop(self) -> None:
         self.close()

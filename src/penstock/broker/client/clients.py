@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.broker.client.subscriber import Subscriber
 
 
+CLOSED = "this client was closed"
 UNKNOWN = "it was closed while messages were under way: whether these are stored is not known"
 
 
@@ -83,6 +84,10 @@ class _Base(Requests):
         """Whether ``close`` was called."""
         return self._link.closed
 
+    def _close(self) -> None:
+        self._dialogue.refused = self._dialogue.refused or ClosedError(CLOSED)  # for what is asked from here on
+        self._link.close()
+
     def subscribe(self, queue: str = "", **options: Any) -> Subscriber:
         """A consumer of a queue, over a connection of its own; with the client's options where no others are given."""
         from penstock.broker.client.subscriber import Subscriber
@@ -125,7 +130,7 @@ class Client(_Base):
 
     def close(self) -> None:
         """Give the connection back."""
-        self._link.close()
+        self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -146,6 +151,8 @@ class AsyncClient(_Base):
         return self._answer(pending)
 
     async def _answer(self, pending: Pending) -> Any:
+        if pending.done:
+            return pending.result()
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._link.fileno(), self._ready)
@@ -178,7 +185,7 @@ class AsyncClient(_Base):
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._link.fileno())
             self._loop.call_soon_threadsafe(self._tell_closed)
-        self._link.close()
+        self._close()
 
     def _tell_closed(self) -> None:
         """Nobody will answer those who still wait."""

@@ -49,7 +49,7 @@ class Pending:
     """
 
     __slots__ = (
-        "asked", "convert", "count", "data", "done", "duplicate", "error", "first", "last", "left", "publishes",
+        "asked", "convert", "count", "data", "done", "duplicate", "ends", "error", "first", "last", "left", "publishes",
         "repeat", "sent", "stages", "value",
     )  # fmt: skip
 
@@ -61,6 +61,7 @@ class Pending:
         publishes: bool = False,
         stages: bool = False,
         repeat: bool = True,
+        ends: bool = False,
         convert: Callable[[Any], Any] | None = None,
     ) -> None:
         self.data = data  # kept for sending it again
@@ -70,6 +71,7 @@ class Pending:
         self.publishes = publishes
         self.stages = stages
         self.repeat = repeat
+        self.ends = ends  # answered by the end of the connection
         self.convert = convert  # what the answer means; whatever it raises says that it is no answer
         self.sent = False  # on this connection
         self.asked = False  # on any
@@ -138,14 +140,15 @@ class Dialogue:
         line: str | bytes,
         *,
         repeat: bool = True,
+        ends: bool = False,
         convert: Callable[[Any], Any] | None = None,
         most_bytes: int = 4000,
     ) -> Pending:
-        """One command with one answer."""
+        """One command with one answer; with ``ends`` that is the end of the connection, or a refusal."""
         data = line.encode() if isinstance(line, str) else line
         if b"\n" in data or b"\r" in data or len(data) > most_bytes:
             raise InvalidArgument(f"a command is one line of at most {most_bytes} bytes: {data[:60]!r}")
-        return self._add(Pending(data + b"\n", repeat=repeat, convert=convert))
+        return self._add(Pending(data + b"\n", repeat=repeat, ends=ends, convert=convert))
 
     def tell(self, line: str | bytes) -> None:
         """One command without an answer. Lost with the connection, as what it is about."""
@@ -241,6 +244,8 @@ class Dialogue:
         self.ready = False
         self._outgoing.clear()
         self._sent = 0
+        while self._waiting and self._waiting[0].ends and self._waiting[0].sent:
+            self._waiting.popleft().settle()
         for pending in self._waiting:
             pending.sent = False
 

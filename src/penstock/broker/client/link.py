@@ -19,11 +19,26 @@ import time
 from penstock._core.broker import open_timer, set_timer
 from penstock.broker.client.dialogue import Dialogue
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
-from penstock.errors import ClosedError, ProtocolError, RefusedError
+from penstock.channel import check_timeout
+from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
 ATTEMPT_S = 5.0  # for one attempt to connect: a machine that is gone answers nothing, and nothing else ends it
+MAX_TIMEOUT_S = 1e9  # some thirty years
 FAREWELL_S = 2.0  # how long a broker may take to close after the last line
+
+
+def check_place(host: str, port: int) -> None:
+    """Refuse what is no host or no port: nobody would ever answer there, or somebody else would."""
+    if not isinstance(host, str):
+        raise TypeError(f"a broker's host is a str, not {type(host).__name__}")
+    form = "Client('127.0.0.1', 9876), or penstock.subscriber('broker://127.0.0.1:9876/TOPIC')"
+    if "/" in host or host.count(":") == 1:  # an address of version 6 has more of them
+        raise InvalidArgument(f"host={host!r} is a host alone, without scheme and port: {form}")
+    if not host or not host.isprintable() or " " in host:
+        raise InvalidArgument(f"host={host!r} is no host: {form}")
+    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
+        raise InvalidArgument(f"port={port!r} must be a number from 1 to 65535")
 
 
 class Link:
@@ -40,6 +55,9 @@ class Link:
         connect_timeout: float = 10.0,
         keepalive_s: float = DEFAULT_S,
     ) -> None:
+        check_place(host, port)
+        if check_timeout(connect_timeout) is None or connect_timeout > MAX_TIMEOUT_S:
+            raise InvalidArgument(f"timeout={connect_timeout!r} must be 0 to {MAX_TIMEOUT_S:.0f} seconds")
         self.host, self.port = host, port
         self.dialogue = dialogue
         self.closed = False
@@ -371,7 +389,7 @@ class Link:
                 self._lock.release()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # also where it was refused to be made
             self._drop_socket()
             self._poll.close()
             os.close(self._wake)

@@ -23,7 +23,7 @@ from penstock._core import Counters
 from penstock._core.broker import reserve
 from penstock.broker import words
 from penstock.broker.client.clients import Client
-from penstock.broker.client.requests import encode_many, publish_options, times_of
+from penstock.broker.client.requests import encode_many, publish_options, times_of, whole
 from penstock.carry import total_bytes
 from penstock.channel import Deadline, Ledger
 from penstock.errors import ClosedError, InvalidArgument
@@ -59,8 +59,7 @@ class Publisher(channel.Publisher):
         timeout: float = 30.0,
         reconnect: bool = True,
     ) -> None:
-        if unconfirmed < 0:
-            raise InvalidArgument(f"unconfirmed={unconfirmed} must be 0 or more messages")
+        whole(unconfirmed, "unconfirmed")
         self.topic = words.check_topic(topic)
         self.position: int | None = None  #: of the last message that was confirmed
         self._unconfirmed = unconfirmed
@@ -254,9 +253,15 @@ class Publisher(channel.Publisher):
             return
         self._closing = True
         mine = self._turn.acquire(timeout=END_S)
+        refusal: words.Refusal | None = None
         try:
-            if mine and self._under_way:
-                self._settle(0)
+            while mine and self._under_way:
+                try:
+                    self._settle(0)
+                except words.Refusal as error:  # of one message: the others are counted too
+                    refusal = refusal or error
+            if refusal is not None:
+                raise refusal
         finally:
             self._client.close()
             if not mine:

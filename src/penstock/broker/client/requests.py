@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import operator
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Mapping
@@ -171,9 +172,8 @@ class Requests(ABC):
         return self._finish(self._dialogue.ask("PING", convert=_pong))
 
     def shutdown(self) -> Any:
-        """End the broker."""
-        self._dialogue.tell("SHUTDOWN")
-        return self._finish(self._dialogue.ask("PING", repeat=False, convert=_pong))
+        """End the broker: it finishes what it has begun and closes every connection, this one too."""
+        return self._finish(self._dialogue.ask("SHUTDOWN", repeat=False, ends=True))
 
 
 def encode_many(properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None) -> bytes | list[bytes]:
@@ -190,10 +190,12 @@ def publish_options(message_id: str | None, ttl_s: float | None, delay_s: float 
         found.append(f"id={words.check_name(message_id, 'message id')}")
     if ttl_s is not None:
         found.append(f"ttl_ms={milliseconds(ttl_s, 'ttl_s')}")
+    if delay_s is not None and at_ns is not None:
+        raise InvalidArgument("delay_s= and at_ns= both say when: give one of them")
     if delay_s is not None:
         found.append(f"delay_ms={milliseconds(delay_s, 'delay_s')}")
     if at_ns is not None:
-        found.append(f"at_ns={int(at_ns)}")
+        found.append(f"at_ns={whole(at_ns, 'at_ns')}")
     return " ".join(found)
 
 
@@ -220,11 +222,11 @@ def queue_options(
     if ttl_s is not None:
         found.append(f"ttl_ms={milliseconds(ttl_s, 'ttl_s')}")
     if max_deliveries is not None:
-        found.append(f"max_deliveries={int(max_deliveries)}")
+        found.append(f"max_deliveries={whole(max_deliveries, 'max_deliveries')}")
     if exclusive is not None:
-        found.append(f"exclusive={int(exclusive)}")
+        found.append(f"exclusive={_flag(exclusive, 'exclusive')}")
     if temporary is not None:
-        found.append(f"temporary={int(temporary)}")
+        found.append(f"temporary={_flag(temporary, 'temporary')}")
     if dead_letter is not None:
         found.append(f"dead_letter={words.check_queue(dead_letter)}")
     if (from_position, from_ordinal, from_time_ns) != (None, None, None):
@@ -235,7 +237,7 @@ def queue_options(
 def start_option(position: int | None, ordinal: int | None, time_ns: int | None) -> str:
     """Where a queue is to begin, as a word."""
     given = [
-        f"from_{name}={int(value)}"
+        f"from_{name}={whole(value, name)}"
         for name, value in (("position", position), ("ordinal", ordinal), ("time_ns", time_ns))
         if value is not None
     ]
@@ -254,9 +256,28 @@ def times_of(given: Iterable[int]) -> array[int]:
 
 def milliseconds(seconds: float, what: str) -> int:
     """Seconds as the protocol has them."""
-    if not seconds >= 0:
-        raise InvalidArgument(f"{what}={seconds!r} must be 0 or more seconds")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"{what} is a number of seconds, not {type(seconds).__name__}")
+    if not 0 <= seconds <= words.MAX_MILLISECONDS / 1000:
+        raise InvalidArgument(f"{what}={seconds!r} must be 0 to {words.MAX_MILLISECONDS // 1000} seconds")
     return round(seconds * 1000)
+
+
+def whole(number: int, what: str) -> int:
+    """A whole number of 0 or more, as the protocol has it: one with a fraction is refused, not cut off."""
+    try:
+        found = operator.index(number)
+    except TypeError:
+        raise TypeError(f"{what} is a whole number, not {number!r}") from None
+    if not 0 <= found <= words.MAX_NUMBER:
+        raise InvalidArgument(f"{what}={number!r} must be 0 to {words.MAX_NUMBER}")
+    return found
+
+
+def _flag(value: bool, what: str) -> int:
+    if value not in (0, 1):
+        raise InvalidArgument(f"{what}={value!r} must be True or False")
+    return int(value)
 
 
 def _position(position: int | None, duplicate: bool) -> Position | None:

@@ -16,8 +16,9 @@ import ssl
 import threading
 import time
 import uuid
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,9 @@ from penstock._core.broker import ack_words, delivery_count
 from penstock.broker.client.clients import tls_context
 from penstock.broker.client.dialogue import Dialogue, Pending
 from penstock.broker.client.link import Link
-from penstock.broker.client.requests import milliseconds, queue_options, schema_answer
+from penstock.broker.client.requests import milliseconds, queue_options, schema_answer, whole
 from penstock.broker.liveness import DEFAULT_S
+from penstock.broker.words import TEMPORARY
 from penstock.channel import Ledger, check_timeout, choose
 from penstock.errors import ClosedError, InvalidArgument, ProtocolError
 
@@ -70,7 +72,7 @@ class Subscriber(channel.Subscriber):
         if not 1 <= credit <= 65_536:
             raise InvalidArgument(f"credit={credit} must be 1 to 65536")
         self._mode = choose(Ack, ack, "ack")
-        self.queue = queue or f"temporary.{uuid.uuid4().hex}"
+        self.queue = queue or f"{TEMPORARY}{uuid.uuid4().hex}"
         if not queue:
             options.setdefault("temporary", True)
         self._credit = credit
@@ -98,7 +100,7 @@ class Subscriber(channel.Subscriber):
             keepalive_s=keepalive_s,
         )
         words = f"{queue_options(**options)} credit={credit}".strip()
-        pending = self._dialogue.subscribe(self.queue, words, self._receive)
+        pending = self._dialogue.subscribe(self.queue, words, _weak(self._receive))
         deadline = time.monotonic() + timeout
         try:
             while not pending.done:
@@ -302,15 +304,17 @@ class Subscriber(channel.Subscriber):
 
     def ack(self, message: Message | int, *, confirm: bool = False) -> None:
         """This message (or position) is done. With ``confirm`` it is so on disk when this returns."""
-        position = message if isinstance(message, int) else message.position
+        position = _position(message)
         if not confirm:
             self._tell(f"ACK {self.queue} {position}")
             return
         with self._turn:
+            self._check()
             self._ask(self._dialogue.ask(f"ACK {self.queue} {position} confirm", repeat=False))
 
     def _tell(self, line: str | bytes) -> None:
         with self._turn:
+            self._check()  # nobody would hear it, and the message comes again
             self._dialogue.tell(line)
             self._link.send()
 
@@ -339,7 +343,7 @@ class Subscriber(channel.Subscriber):
 
     def nack(self, message: Message | int, *, delay_s: float = 0.0) -> None:
         """Deliver it again, after a while if wanted."""
-        position = message if isinstance(message, int) else message.position
+        position = _position(message)
         self._tell(f"NACK {self.queue} {position} delay_ms={milliseconds(delay_s, 'delay_s')}")
 
     def _was_not_handled(self, message: Message) -> None:
@@ -353,7 +357,8 @@ class Subscriber(channel.Subscriber):
                     words = ack_words(batch, self._begin, self._next - 1)
                     self._dialogue.tell(b"ACK %s%s" % (self.queue.encode(), words))
                 self._begin = self._next
-                self.nack(message, delay_s=AGAIN_S)
+                if not self._link.closed:  # closing gives it back
+                    self.nack(message, delay_s=AGAIN_S)
 
     def deliveries(self, message: Message) -> int:
         """How often a message read here was delivered, this time included."""
@@ -402,3 +407,23 @@ class Subscriber(channel.Subscriber):
     def closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._link.closed
+
+
+def _weak(receive: Callable[[Batch], None]) -> Callable[[Batch], None]:
+    """The method, without holding its subscriber: one that nobody holds is gone at once, and consumes nothing."""
+    method = weakref.WeakMethod(receive)
+
+    def call(batch: Batch) -> None:
+        found = method()
+        if found is not None:
+            found(batch)
+
+    return call
+
+
+def _position(message: Message | int) -> int:
+    """Which message is meant: by itself, or by its position."""
+    position = message if isinstance(message, int) else getattr(message, "position", None)
+    if position is None:
+        raise TypeError(f"a message of this subscriber is wanted, or its position, not {type(message).__name__}")
+    return whole(position, "position")

@@ -1,0 +1,206 @@
+"""What a client is given is checked at the door: hosts, ports, times, numbers; and what it says once it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import broker
+from penstock.broker import AsyncClient, Client, Limits, Server
+from penstock.broker.client.publisher import Publisher
+from penstock.errors import ClosedError, InvalidArgument, RefusedError
+
+from .conftest import LONG, until
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["broker://127.0.0.1:9876", "127.0.0.1:9876", "127.0.0.1/topic", "", "127.0.0.1\0evil", "a b"],
+)
+def test_a_host_is_a_host_alone(host: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"is a host alone|is no host"):
+        Client(host)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, 99999, "9876", None, True, 1.5])
+def test_a_port_is_one_that_can_be(port: Any) -> None:
+    with pytest.raises(InvalidArgument, match="port="):
+        Client(port=port)
+
+
+@pytest.mark.parametrize("timeout", [NAN, -1, INFINITE, 1e300])
+def test_a_time_limit_is_one_that_can_be(timeout: float) -> None:
+    with pytest.raises(InvalidArgument, match="timeout="):
+        Client(timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", ["5", True])
+def test_a_time_limit_is_a_number(timeout: Any) -> None:
+    with pytest.raises(TypeError, match="timeout must be seconds"):
+        Client(timeout=timeout)
+
+
+def test_an_address_of_version_6_is_a_host() -> None:
+    Client("::1").close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ack_timeout_s": INFINITE},
+        {"ack_timeout_s": 1e300},
+        {"ttl_s": NAN},
+        {"ttl_s": -1},
+        {"max_deliveries": -1},
+        {"exclusive": "maybe"},
+        {"from_position": 1 << 80},
+    ],
+)
+def test_options_of_a_queue_are_numbers_that_can_be(options: dict[str, Any]) -> None:
+    with Client() as client, pytest.raises(InvalidArgument, match=f"{next(iter(options)).removeprefix('from_')}="):
+        client.queue("q", **options)  # nothing was asked: there is no broker
+
+
+@pytest.mark.parametrize("options", [{"max_deliveries": 1.5}, {"from_position": 1.5}, {"ack_timeout_s": "30"}])
+def test_options_of_a_queue_are_of_their_type(options: dict[str, Any]) -> None:
+    with Client() as client, pytest.raises(TypeError, match=r"whole number|number of seconds"):
+        client.queue("q", **options)
+
+
+def test_a_message_is_due_at_one_time() -> None:
+    with Client() as client:
+        with pytest.raises(InvalidArgument, match="both say when"):
+            client.publish("t", b"x", delay_s=1, at_ns=5)
+        with pytest.raises(TypeError, match="at_ns is a whole number"):
+            client.publish("t", b"x", at_ns=1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("unconfirmed", [1.5, NAN, "x"])
+def test_unconfirmed_is_a_whole_number(unconfirmed: Any) -> None:
+    with pytest.raises(TypeError, match="unconfirmed is a whole number"):
+        Publisher(unconfirmed=unconfirmed)
+
+
+def test_the_names_of_the_room_are_listed() -> None:
+    assert set(broker.__all__) <= set(dir(broker))
+
+
+# --- after the end
+
+
+def test_what_is_asked_after_the_end_was_never_sent(server: Server) -> None:
+    client = Client(port=server.port)
+    client.publish("t", b"1")
+    client.close()
+    for ask in (lambda: client.publish("t", b"2"), client.ping, client.queues):
+        with pytest.raises(ClosedError, match=r"^this client was closed$"):
+            ask()
+
+
+def test_what_is_asked_after_the_end_was_never_sent_with_asyncio(server: Server) -> None:
+    async def talk() -> None:
+        client = AsyncClient(port=server.port)
+        await client.publish("t", b"1")
+        client.close()
+        with pytest.raises(ClosedError, match=r"^this client was closed$"):
+            await client.publish("t", b"2")
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        lambda subscriber, message: subscriber.ack(message),
+        lambda subscriber, message: subscriber.ack(message, confirm=True),
+        lambda subscriber, message: subscriber.nack(message),
+        lambda subscriber, message: subscriber.ack_many([message]),
+    ],
+)
+def test_a_closed_subscriber_takes_no_acknowledgement(server: Server, say: Callable[..., None]) -> None:
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t")
+        client.publish("t", b"1")
+        subscriber = client.subscribe("q", ack="manual")
+        message = subscriber.receive(LONG)
+        subscriber.close()
+        with pytest.raises(ClosedError, match="this subscriber was closed"):
+            say(subscriber, message)
+
+
+@pytest.mark.parametrize("wrong", ["x", None, b"1", 1.5])
+def test_only_a_message_is_acknowledged(server: Server, wrong: Any) -> None:
+    with Client(port=server.port) as client, client.subscribe("q", ack="manual") as subscriber:
+        with pytest.raises(TypeError, match="a message of this subscriber is wanted"):
+            subscriber.ack(wrong)
+        with pytest.raises(InvalidArgument, match="position="):
+            subscriber.ack(-1)
+
+
+def test_a_subscriber_that_nobody_holds_consumes_nothing(server: Server) -> None:
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t")
+        client.publish_many("t", [b"1", b"2"])
+        gc.disable()  # nothing but the last reference to it counts
+        try:
+            read = client.subscribe("q", ack="manual").receive(LONG)  # the subscriber is dropped here, without close
+            assert bytes(read) == b"1"
+            until(lambda: client.queues()[0]["consumers"] == 0)
+        finally:
+            gc.enable()
+        with client.subscribe("q") as other:
+            assert [bytes(other.receive(LONG)), bytes(other.receive(LONG))] == [b"1", b"2"]
+
+
+def test_a_closed_publisher_has_nothing_in_flight(tmp_path: Path) -> None:
+    limits = Limits(quota_bytes=2 << 20)
+    with Server(tmp_path / "log", 0, limits=limits).start() as server, Client(port=server.port) as client:
+        client.queue("q", topics="t")  # what it needs is not freed
+        publisher = penstock.broker.publisher(f"127.0.0.1:{server.port}/t", unconfirmed=1000)
+        for _ in range(60):
+            publisher.publish(bytes(60_000))
+        with pytest.raises(RefusedError, match="quota"):
+            publisher.close()
+        ledger = publisher.ledger
+        assert ledger.in_flight == 0
+        assert ledger.matched == 60 == ledger.delivered + ledger.dropped["refused"]
+        assert ledger.delivered == client.statistics()["next"] - 1
+
+
+# --- the end of the broker
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_shutdown_ends_the_broker_and_returns(tmp_path: Path, before: bool) -> None:
+    with Server(tmp_path / "log", 0).start() as server:
+        with Client(port=server.port) as client:
+            if before:
+                client.ping()
+            assert client.shutdown() is None
+        until(lambda: server._thread is not None and not server._thread.is_alive())
+
+
+def test_shutdown_with_asyncio(tmp_path: Path) -> None:
+    async def talk(port: int) -> None:
+        async with AsyncClient(port=port) as client:
+            assert await client.shutdown() is None
+
+    with Server(tmp_path / "log", 0).start() as server:
+        asyncio.run(talk(server.port))
+        until(lambda: server._thread is not None and not server._thread.is_alive())
+
+
+def test_shutdown_without_the_right_is_refused(tmp_path: Path, tokens: Path) -> None:
+    with Server(tmp_path / "log", 0, tokens=tokens).start() as server:
+        with Client(port=server.port, token="secret-north") as client, pytest.raises(RefusedError, match="shutdown"):
+            client.shutdown()
+        with Client(port=server.port, token="secret-north") as client:
+            client.ping()
