@@ -96,6 +96,6 @@ def _link() -> dict[str, Any]:
         "max_messages": _number("integer", 1, null=True),
         "max_bytes": _number("integer", 1, null=True),
         "overflow": _choice("block", "drop_newest"),
-        "buffer": {"type": "string", "pattern": r"^(journal:|\$\{)", "description": "journal:DIRECTORY: stores what waits."},
+        "buffer": {**TEXT, "pattern": r"^(journal:|\$\{)", "description": "journal:DIRECTORY: stores what waits."},
         "error": {**TEXT, "description": "Gets what the sink fails at for good."},
     }
