@@ -1,4 +1,7 @@
 // The module penstock._core: each room binds its own classes in its own bindings.cpp.
+#include <exception>
+#include <system_error>
+
 #include <nanobind/nanobind.h>
 
 #include <cstdlib>
@@ -23,6 +26,15 @@ NB_MODULE(_core, module) {
     Py_AtExit(take_files_away);  // the first one registered: run after the handles have left their channels
     // A program may end with open handles and daemon threads: nothing is wrong then. The tests want to know.
     nanobind::set_leak_warnings(std::getenv("PENSTOCK_LEAK_WARNINGS") != nullptr);
+    nanobind::register_exception_translator([](const std::exception_ptr &thrown, void *) {
+        try {
+            std::rethrow_exception(thrown);
+        } catch (const std::system_error &error) {  // a directory or file that cannot be used
+            PyObject *arguments = Py_BuildValue("is", error.code().value(), error.what());
+            if (arguments) PyErr_SetObject(PyExc_OSError, arguments);
+            Py_XDECREF(arguments);
+        }
+    });
     module.doc() = "The native core of penstock: what is done once a message.";
     if (!penstock::message_ready(module.ptr()) || !penstock::batch_ready(module.ptr()) ||
         !penstock::draft_ready(module.ptr()))

@@ -34,6 +34,8 @@ constexpr Field fields[] = {
 nb::dict as_dict(const CountersCopy &copy) {
     nb::dict result, dropped;
     result["pid"] = copy.pid;
+    result["here"] = copy.here;
+    result["process"] = copy.process;
     result["program"] = readable_text(copy.program);
     result["index"] = copy.index;
     result["taking"] = copy.used;

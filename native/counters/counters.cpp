@@ -14,6 +14,7 @@
 #include <ctime>
 #include <exception>
 #include <mutex>
+#include <optional>
 
 #include "platform/liveness.hpp"
 #include "platform/shared_directory.hpp"
@@ -173,13 +174,16 @@ void read_page(const std::string &path, std::vector<CountersCopy> &found) {
     close(file);
     if (memory == MAP_FAILED) return;
     auto *header = static_cast<PageHeader *>(memory);
-    bool ours = std::memcmp(header->magic, magic, sizeof magic) == 0 && header->block_size == block_size &&
-                process_alive(header->token);
+    std::optional<int> pid;
+    if (std::memcmp(header->magic, magic, sizeof magic) == 0 && header->block_size == block_size)
+        pid = process_holder(header->token);
     Page page{header, path};
-    for (std::uint32_t i = 0; ours && i < block_count; ++i) {
+    for (std::uint32_t i = 0; pid && i < block_count; ++i) {
         if (!page.blocks()[i].used.load(std::memory_order_acquire)) continue;
         CountersCopy copy = counters_copy(&page.blocks()[i]);
-        copy.pid = static_cast<int>(header->pid);
+        copy.pid = *pid ? *pid : static_cast<int>(header->pid);
+        copy.here = *pid != 0;
+        copy.process = header->token;
         copy.index = i;
         copy.program = read_text(header->program, sizeof header->program);
         found.push_back(std::move(copy));

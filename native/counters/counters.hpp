@@ -120,7 +120,9 @@ std::string counters_name(std::string_view name);
 
 // A copy of one block of a process on this machine.
 struct CountersCopy {
-    int pid = 0;
+    int pid = 0;        // as it is numbered here; where it has no number here, as it is numbered in its own namespace
+    bool here = true;   // /proc of this process shows it under that pid
+    std::uint64_t process = 0;  // its token: unique, also among containers whose programs all have pid 1
     std::uint32_t index = 0;
     std::string program, room, kind, name, state;
     bool name_cut = false;  // the name is as counters_name gives it

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -96,15 +97,21 @@ bool is_own(std::uint64_t token) {
     return false;
 }
 
-bool locked(int directory, const char *name) {
+// The process that holds the file's lock, as this PID namespace numbers it: 0 where it has no number here, or where it
+// cannot be told; none where nobody holds it.
+std::optional<int> holder(int directory, const char *name) {
     int file = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    if (file < 0) return errno == EACCES;  // another user's file, which cannot be checked: assume that it is alive
+    if (file < 0) {
+        if (errno == EACCES) return 0;  // another user's file, which cannot be checked: assume that it is alive
+        return std::nullopt;
+    }
     struct flock lock {};
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
-    bool held = fcntl(file, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+    bool told = fcntl(file, F_GETLK, &lock) == 0;
     close(file);
-    return held;
+    if (told && lock.l_type == F_UNLCK) return std::nullopt;
+    return told && lock.l_pid > 0 ? int(lock.l_pid) : 0;
 }
 
 }  // namespace
@@ -135,10 +142,13 @@ void process_end() noexcept {
     for (Mark &mark : s.marks) unlink(mark.path.c_str());
 }
 
-bool process_alive(std::uint64_t token) {
-    if (token == 0) return false;
-    return is_own(token) || locked(shared_directory(), file_name(token).c_str());
+std::optional<int> process_holder(std::uint64_t token) {
+    if (token == 0) return std::nullopt;
+    if (is_own(token)) return getpid();
+    return holder(shared_directory(), file_name(token).c_str());
 }
+
+bool process_alive(std::uint64_t token) { return process_holder(token).has_value(); }
 
 std::string process_file_name(const char *kind, std::uint64_t token) {
     char text[64];
@@ -199,7 +209,7 @@ int process_sweep() {
                 time(nullptr) - status.st_mtime < 60)
                 continue;
         }
-        bool dead = early && !page ? !is_own(token) && !locked(directory, entry->d_name) : !process_alive(token);
+        bool dead = early && !page ? !is_own(token) && !holder(directory, entry->d_name) : !process_alive(token);
         if (dead && unlinkat(directory, entry->d_name, 0) == 0) ++count;
     }
     closedir(listing);

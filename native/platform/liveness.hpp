@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace penstock {
@@ -27,6 +28,10 @@ void process_token_share();
 
 // False for 0, for a token without a file and for one whose lock nobody holds.
 bool process_alive(std::uint64_t token);
+
+// The pid of a live process as this process's PID namespace numbers it, which is another one than it has itself where it
+// runs in a container; 0 where it has none here (look nothing up in /proc then); none where it is dead.
+std::optional<int> process_holder(std::uint64_t token);
 
 // The end of the process: takes its files away. A C program ends with it by itself; who is ended by a signal at the end of an
 // interpreter (Ctrl-C in Python) calls it before.

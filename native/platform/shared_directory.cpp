@@ -21,7 +21,7 @@ std::string refuse(const std::string &path, bool must_be_ours) {
     mkdir(path.c_str(), 0700);
     struct stat status {};
     if (lstat(path.c_str(), &status) != 0) return std::generic_category().message(errno);
-    if (!S_ISDIR(status.st_mode)) return "it is no directory";
+    if (!S_ISDIR(status.st_mode)) return "it is not a directory";
     if (must_be_ours && status.st_uid != geteuid()) return "it belongs to user " + std::to_string(status.st_uid);
     if ((status.st_mode & 022) && !(status.st_mode & S_ISVTX))
         return "others may write to it and it has no sticky bit, so they could remove our files (chmod +t)";
@@ -35,7 +35,8 @@ static std::string find_path() {
     if (const char *set = std::getenv("PENSTOCK_SHM_DIR"); set && *set) {
         std::string why = refuse(set, false);
         if (why.empty()) return set;
-        throw std::system_error(EACCES, std::generic_category(), std::string("PENSTOCK_SHM_DIR=") + set + ": " + why);
+        throw std::system_error(EACCES, std::generic_category(),
+                                std::string("PENSTOCK_SHM_DIR=") + set + " cannot be used (" + why + ")");
     }
     std::string name = "/penstock-" + std::to_string(geteuid()), why;
     const char *temporary = std::getenv("TMPDIR");
@@ -44,7 +45,7 @@ static std::string find_path() {
         if (refused.empty()) return parent + name;
         why += (why.empty() ? "" : "; ") + parent + name + ": " + refused;
     }
-    throw std::system_error(EACCES, std::generic_category(), "no directory for shared memory: " + why);
+    throw std::system_error(EACCES, std::generic_category(), "no directory for shared memory (" + why + ")");
 }
 
 std::string shared_directory_path() {

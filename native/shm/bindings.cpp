@@ -212,6 +212,8 @@ static nb::dict member_dictionary(const shm::MemberView &member) {
     entry["kind"] = member.is_publisher ? "publisher" : "subscriber";
     entry["index"] = member.index;
     entry["pid"] = member.pid;
+    entry["here"] = member.here;
+    entry["process"] = member.process;
     entry["alive"] = member.alive;
     entry["reliable"] = member.reliable;
     entry["asleep"] = member.asleep;

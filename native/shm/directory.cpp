@@ -11,6 +11,7 @@
 #include <cstring>
 #include <ctime>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "platform/shared_directory.hpp"
@@ -199,10 +200,13 @@ std::vector<ChannelView> list_channels() {
                     MemberView seen;
                     seen.is_publisher = publishers;
                     seen.reliable = member.flags & member_reliable;
-                    seen.alive = process_alive(member.process.load());
+                    seen.process = member.process.load();
+                    std::optional<int> pid = process_holder(seen.process);
+                    seen.alive = pid.has_value();
+                    seen.here = pid.value_or(0) != 0;
                     seen.asleep = member.sleep.load() & asleep;
                     seen.index = i;
-                    seen.pid = member.pid;
+                    seen.pid = seen.here ? std::uint32_t(*pid) : member.pid;
                     seen.most_held = member.most_held;
                     seen.vchan = member.vchan;
                     seen.count = member.count.load();

@@ -89,8 +89,8 @@ void Membership::check_agreement() {
             refuse("slot_size", options.slot_size, header.segment[0].slot_size.load());
         if (options.metadata_size != not_given && options.metadata_size != header.metadata_size.load())
             refuse("metadata_size", options.metadata_size, header.metadata_size.load());
-        if (options.fixed_size != bool(flags & channel_fixed_size))
-            refuse("fixed_size", options.fixed_size, !options.fixed_size);
+        if (options.fixed_size && !(flags & channel_fixed_size))
+            throw Error(Fault::refused, describe() + ": fixed_size=True, but the slots of the channel grow");
         if (options.local != bool(flags & channel_local)) refuse("local", options.local, !options.local);
     }
     auto limit = [&](std::atomic<std::uint32_t> &place, std::uint32_t given, std::uint32_t capacity, const char *option) {

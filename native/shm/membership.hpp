@@ -175,6 +175,8 @@ class Membership {
 // A channel as others see it.
 struct MemberView {
     bool is_publisher = false, reliable = false, alive = false, asleep = false;
+    bool here = false;          // it is alive, and pid is its number here
+    std::uint64_t process = 0;  // the token of its process
     std::uint32_t index = 0, pid = 0, most_held = 0;
     std::int32_t vchan = -1;
     std::uint64_t count = 0, bytes = 0, dropped = 0, joined_ns = 0, cursor = 0;

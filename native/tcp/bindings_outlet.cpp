@@ -326,6 +326,7 @@ nb::object outlet_reserve(nb::handle handle, nb::handle size_object) {
         delete owner;
         throw;
     }
+    std::memset(frame->payload(), 0, std::size_t(size));  // what is not written leaves the process too: no old memory
     PyObject *draft = draft_new(frame->payload(), size, owner, reinterpret_cast<std::uint64_t>(frame), handle.ptr());
     if (!draft) {
         owner->cancel(reinterpret_cast<std::uint64_t>(frame));

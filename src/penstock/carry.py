@@ -49,6 +49,7 @@ BRINGS: Mapping[str, frozenset[str]] = {
 REFUSALS: tuple[type[Exception], ...] = (InvalidArgument, CapacityError, RefusedError)
 MOST = 1024
 MOST_BYTES = 8 << 20
+LONGEST_SLEEP_S = 86_400.0  # the system refuses to sleep for ages
 
 logger = logging.getLogger("penstock.carry")
 
@@ -106,9 +107,8 @@ def due(
                 if group:
                     yield group
                     group, held = [], 0
-                wait_s = moment - clock()  # again: the consumer of the group has taken its time
-                if wait_s > 0:
-                    sleep(wait_s)
+                while (wait_s := moment - clock()) > 0:  # again: the consumer of the group has taken its time
+                    sleep(min(wait_s, LONGEST_SLEEP_S))
         group.append(item)
         held += size(item)
         if len(group) >= MOST or held >= MOST_BYTES:

@@ -97,6 +97,22 @@ def check_timeout(timeout: float | None, option: str = "timeout") -> float | Non
     return float(timeout)
 
 
+def check_subscribers(subscribers: int) -> None:
+    """The number that ``wait_ready`` waits for."""
+    if subscribers < 0:
+        raise InvalidArgument(f"subscribers={subscribers} must be 0 or more")
+
+
+def check_function(option: str, function: Any) -> None:
+    """``TypeError`` unless it is None or a function that can be called from a thread, which awaits nothing."""
+    if function is None:
+        return
+    if not callable(function):
+        raise TypeError(f"{option} takes a function or None, not {type(function).__name__}")
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        raise TypeError(f"{option} takes a plain function, not a coroutine function: use 'async for' to await messages")
+
+
 class Deadline:
     """When a wait is over. None waits for ever, 0 polls."""
 
@@ -285,7 +301,11 @@ class Publisher(Handle, Generic[T]):
 
     @abstractmethod
     def reserve(self, size: int) -> Draft:
-        """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""
+        """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it.
+
+        All of them: what is not written is as it was in that memory (zeros where it leaves the process, as over tcp);
+        ``draft.publish(n)`` publishes the first ``n`` bytes alone.
+        """
 
     @abstractmethod
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
@@ -319,7 +339,7 @@ class Publisher(Handle, Generic[T]):
         """``publish`` for asyncio: the event loop goes on while this waits.
 
         ``timeout``, where ``publish`` has it, includes the wait for earlier calls. If this is cancelled while it waits,
-        the message may still be published later.
+        the message may still be published later. ``data`` is not copied before that: leave it as it is.
         """
         if self._worker is None or not self._worker.busy:
             try:
@@ -439,8 +459,7 @@ class Subscriber(Handle, Generic[T]):
 
         Gives the function, so that it may decorate one.
         """
-        if function is not None and not callable(function):
-            raise TypeError(f"on_message takes a function or None, not {type(function).__name__}")
+        check_function("on_message", function)
         self._callback = function
         self._unprocessed = function is not None and not self._calls_by_itself
         if self._unprocessed:

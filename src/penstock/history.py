@@ -92,7 +92,7 @@ def check_start(start: object) -> str:
         return text
     if text.removeprefix("-").isdigit():
         if not 1 <= int(text) < 1 << 62:
-            raise InvalidArgument(f"start={text} must be a position of 1 or more")
+            raise InvalidArgument(f"start={text} must be a position from 1 to 2**62 - 1")
         return text
     if len(text) > 100:
         raise InvalidArgument("start= is no place in the past: it is too long")

@@ -120,6 +120,8 @@ def test_local_channels_stay_on_the_machine() -> None:
             Bridge(f"shm:{name}", "tcp://127.0.0.1:0")
         with Bridge(f"shm:{name}", f"shm:{name}/copy"), shm.Subscriber(name) as subscriber:
             assert subscriber.local
+            with pytest.raises(penstock.RefusedError, match="local=True"):  # nor by way of a copy
+                Bridge(f"shm:{name}/copy", "tcp://127.0.0.1:0")
         secret.publish(b"x")
     with Bridge(f"shm:{name}", "tcp://127.0.0.1:0") as bridge, shm.Publisher(name, local=True) as secret:
         secret.publish(b"x")  # it was there first and could not know

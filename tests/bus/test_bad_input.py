@@ -222,3 +222,14 @@ def test_releasing_twice() -> None:
         with pytest.raises(BufferError, match="released"):
             bytes(message)
         assert bus.heap_in_use == 0
+
+
+def test_on_without_an_id_is_refused_at_once() -> None:
+    """``@bus.on`` would take the function for an id and never call it."""
+    with Bus("on") as bus:
+        with pytest.raises(TypeError, match=r"@bus\.on"):
+            bus.on(lambda message: None)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="async for"):
+
+            @bus.on(1)
+            async def note(message: object) -> None: ...

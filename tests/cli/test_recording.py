@@ -234,6 +234,11 @@ def test_play_without_an_address_names_the_topic(run1: Path, tmp_path: Path) -> 
     assert run("play", str(tmp_path / "none")).returncode == 2
 
 
+def test_a_map_of_a_topic_that_is_not_there_is_refused(run1: Path) -> None:
+    done = run("play", str(run1), "--speed", "0", "--map", "nope=shm:/x")
+    assert done.returncode == 2 and "no topic matches nope" in done.stderr and not done.stdout
+
+
 def test_export_jsonl_and_csv(run1: Path, tmp_path: Path) -> None:
     out = run("export", str(run1), "--to", "jsonl", "-o", "-")
     rows = [json.loads(line) for line in out.stdout.splitlines()]

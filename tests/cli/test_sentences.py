@@ -142,3 +142,11 @@ def test_a_file_that_would_append_everything_again_and_again_is_told(folder: Pat
     pytest.importorskip("pyspark")
     (folder / "p.toml").write_text('[source]\npath = "log"\n[sink]\npath = "out"\n')
     assert "append all its rows at every run" in sentence(folder, USAGE, "pipeline", "p.toml", "--every", "10s")
+
+
+@pytest.mark.parametrize("words", [("why", "shm:/x"), ("shm", "ls"), ("shm", "clean"), ("autopsy", "shm:/x")])
+def test_a_directory_of_shared_memory_that_cannot_be_is_one_sentence(words: tuple[str, ...]) -> None:
+    done = run(*words, PENSTOCK_SHM_DIR="/etc/passwd")
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert "PENSTOCK_SHM_DIR=/etc/passwd cannot be used (it is not a directory)" in done.stderr

@@ -82,3 +82,37 @@ def test_a_described_topic_is_json_whatever_its_encoding(tmp_path: Path) -> None
         publisher.publish(numpy.zeros(1, [("x", "<f4")]))
     done = run("sql", f"select json from '{tmp_path / 'run'}' order by position", "--json")
     assert [json.loads(line)["json"] for line in done.stdout.splitlines()] == ['{"n": 7}', '[{"x": 0.0}]'], done.stderr
+
+
+@pytest.mark.parametrize("query", ["", ";", "/* nothing */"])
+def test_an_empty_query_is_one_sentence(query: str) -> None:
+    done = run("sql", query)
+    assert done.returncode == 2 and done.stderr == "penstock: sql: the query is empty\n"
+
+
+def test_json_has_no_nan_and_no_infinity() -> None:
+    assert ask(Path("/"), "select 'nan'::double a, ['inf'::double, 1.5] b, '-inf'::double c") == [
+        {"a": None, "b": [None, 1.5], "c": None}
+    ]
+
+
+def test_bars_of_negative_numbers_end_where_those_of_positive_ones_begin() -> None:
+    values = "(values ('a', -30::double), ('b', 10), ('c', 'nan'), ('d', 'inf'), ('e', null)) t"
+    done = run("sql", f"select * from {values}", "--plot")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.count("█") for line in lines] == [0, 30, 10, 0, 0, 0]
+    assert lines[1].rindex("█") + 1 == lines[2].index("█")
+
+
+def test_a_damaged_recording_is_one_sentence(tmp_path: Path) -> None:
+    with Journal(tmp_path / "run1") as journal:
+        journal.commit(Entry("a", b"payload %06d" % n) for n in range(5000))
+    log = next((tmp_path / "run1").glob("*.log"))
+    data = bytearray(log.read_bytes())
+    at = data.index(b"payload 004000")
+    data[at : at + 4] = b"XXXX"
+    log.write_bytes(data)
+    done = run("sql", "select count(text) from run1", cwd=tmp_path)
+    assert done.returncode == 1 and "damaged" in done.stderr
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.cli import show
-from penstock.cli.top import View
+from penstock.cli.top import View, _table
 from penstock.observe.health import Verdict
 from penstock.observe.rates import Rate
 from penstock.observe.watcher import Look, State
@@ -35,6 +35,39 @@ def test_numbers_are_never_cut(width: int) -> None:
     for number in ("1234567", "12,345,678", "1,234", "publisher"):
         assert number in lines[1].split(), lines
     assert "lost" in lines[0] and "pid" in lines[0]
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 80])
+def test_a_number_that_finds_no_room_goes_whole_and_is_named(width: int) -> None:
+    columns = ("position", "topic", "size", "timestamp_ns", "ordinal")
+    row = ("1234567", "camera.front.left.upper", "1048576", "1794903595197942346", "9999999")
+    lines = printed(show.table(columns, [row], columns[:1] + columns[2:], width=width), width)
+    assert all(len(line) <= width for line in lines)
+    shown, numbers = lines[0].split(), [word for word in lines[1].split() if word.isdigit()]
+    assert numbers == [number for name, number in zip(columns, row, strict=True) if name in shown and number.isdigit()]
+    lacking = [name for name in columns if name not in shown]
+    assert " ".join(lines[2:]) == (f"no room for {', '.join(lacking)}" if lacking else "")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_top_tells_fifty_handles_apart_and_keeps_its_numbers(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "columns_of", lambda stream: width)
+    looks = tuple(look(f"/arm/{at:02d}/position", "ok", 12345.0) for at in range(50))
+    out = io.StringIO()
+    Console(file=out, width=width, height=60).print(_table(State(looks=looks), View(), 50))
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert len(lines) == 53 and all(len(line) <= width for line in lines)
+    assert "health" in lines[1] and "rate" in lines[1] and "lost" in lines[1]
+    assert all("12.3 k/s" in line and line.endswith("ok") for line in lines[2:52])
+    if width >= 80:
+        assert len({line.split()[0] for line in lines[2:52]}) == 50, lines[:5]
+
+
+def test_the_title_of_top_counts_the_rows_that_are_shown() -> None:
+    state = State(looks=(look("/a", "ok", 9), look("/b", "losing", 5, 3)))
+    out = io.StringIO()
+    Console(file=out, width=120).print(_table(state, View(match="/a")))
+    assert " 0 lost  1 handle in 1 process" in out.getvalue().splitlines()[0]
 
 
 def test_names_are_shortened_in_the_middle_and_free_text_goes_first() -> None:
@@ -79,5 +112,6 @@ def test_top_shows_trouble_first_and_follows_its_keys() -> None:
     assert names() == ["/c"] and not view.typing
     assert view.press("/", 2) and view.press("escape", 2) and len(names()) == 4
     assert view.press("page down", 2) and view.first == 2 and view.press("up", 2) and view.first == 1
+    assert view.press("end", 2) and view.first > 4 and view.press("home", 2) and view.first == 0
     assert view.press(" ", 2) and view.paused
     assert not view.press("q", 2)

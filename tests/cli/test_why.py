@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.bridge import Bridge
 from penstock.broker import Client, Server
 from penstock.journal import Journal
 from penstock.observe.memory import seen
@@ -160,6 +161,71 @@ def test_a_stopped_process(handles: Handles, name: str) -> None:
 def test_a_misspelt_address(handles: Handles, name: str) -> None:
     handles.do(f"open shm publisher {name}-front")
     assert f"shm:{name}-front is open: was that meant?" in reasons(f"shm:{name}-fornt")[1]
+
+
+@pytest.mark.parametrize("ending", ["", "/"])
+def test_a_channel_below_is_another_one(handles: Handles, name: str, ending: str) -> None:
+    below = f"{name}/front" if not ending else name
+    handles.do(
+        f"open shm publisher {below}", f"add {below}/publisher matched 9", f"set {below}/publisher last_ns now",
+        f"open shm subscriber {name}{ending}",
+    )  # fmt: skip
+    code, text = reasons(f"shm:{name}{ending}")
+    assert code == 4 and f"nobody publishes shm:{name}{ending}" in text
+    assert f"shm:{below} is open: was that meant?" in text
+
+
+def test_a_multiplexer_gets_what_its_virtual_channels_publish(name: str) -> None:
+    with (
+        penstock.publisher(f"shm:{name}-one", mux=f"{name}-all") as one,
+        penstock.subscriber(f"shm:{name}-all") as reader,
+    ):
+        one.publish(b"x")
+        assert bytes(reader.receive(timeout=30)) == b"x"
+        text = reasons(f"shm:{name}-all")[1]  # on a slow machine the publisher is quiet for long by then
+        assert "the publisher in process" in text and "nobody" not in text
+
+
+def test_what_keeps_a_bridge_from_getting_messages(name: str) -> None:
+    with Bridge(f"shm:{name}-a", f"shm:{name}-b").start(), Bridge(f"shm:{name}-b", f"shm:{name}-a").start():
+        code, text = reasons(f"shm:{name}-b")  # a ring of bridges: this ends
+        assert code == 4
+    with Bridge(f"shm:{name}-c", f"shm:{name}-d").start():
+        code, text = reasons(f"shm:{name}-d")
+        assert code == 4 and f"the bridge from shm:{name}-c in process {os.getpid()} gets nothing: nobody" in text
+        with penstock.publisher(f"shm:{name}-c") as source, penstock.subscriber(f"shm:{name}-d") as sink:
+            source.publish(b"x")
+            sink.receive(timeout=30)
+            text = reasons(f"shm:{name}-d")[1]
+            assert f"the bridge from shm:{name}-c" in text and "nobody" not in text
+
+
+def test_a_full_channel_whose_reader_holds_a_message(name: str) -> None:
+    with (
+        penstock.publisher(f"shm:{name}", slots=8, reliable=True, timeout=0) as publisher,
+        penstock.subscriber(f"shm:{name}", reliable=True) as reader,
+    ):
+        publisher.publish(b"held")
+        held = reader.receive(timeout=30)
+        with pytest.raises(TimeoutError):
+            publisher.publish_many([b"x"] * 20)
+        assert "the channel is full" in reasons(f"shm:{name}")[1]
+        held.release()
+
+
+def test_a_reliable_publisher_without_a_subscriber_waits(name: str) -> None:
+    with penstock.publisher(f"shm:{name}", reliable=True):
+        assert "until somebody subscribes" in reasons(f"shm:{name}")[1]
+
+
+def test_a_file_that_is_no_channel_is_to_be_removed_by_hand(name: str) -> None:
+    directory = Path(os.environ["PENSTOCK_SHM_DIR"])
+    file = directory / f"{name.replace('/', '%2F')}.channel"
+    file.write_bytes(bytes(20000))
+    done = run("why", f"shm:{name}")
+    file.unlink()
+    assert done.returncode == 4 and "remove its files" in done.stdout and str(directory) in done.stdout
+    assert "shm clean" not in done.stdout  # which leaves alone what it does not know
 
 
 def test_nobody_listens() -> None:

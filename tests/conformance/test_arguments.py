@@ -163,3 +163,8 @@ def test_properties_travel(reach: Reach) -> None:
     assert dict(message.properties) == {"unit": "°C", "empty": ""}
     with pytest.raises(TypeError):
         message.properties["unit"] = "K"  # type: ignore[index]
+
+
+def test_fewer_than_no_subscribers_are_refused(reach: Reach) -> None:
+    with pytest.raises(penstock.InvalidArgument, match="subscribers=-1"):
+        reach.publisher().wait_ready(-1, timeout=0)

@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from tests.conformance.reaches import Reach
+from tests.conformance.reading import read_all
 
 LONG = 30
 
@@ -229,3 +230,16 @@ def test_items_that_do_not_fit_a_draft_are_refused(reach: Reach) -> None:
     with pytest.raises(penstock.StateError):
         draft[:] = b"late"
     assert read(subscriber) == b"good"
+
+
+def test_what_is_not_written_leaves_the_process_as_zeros(reach: Reach) -> None:
+    """Not as what was in that memory before, which may be anything."""
+    if reach.can["in place"] == "yes":
+        pytest.skip(f"docs/reaches.md: readers of {reach.name} see the very memory")
+    publisher, subscriber = reach.pair()
+    for _ in range(20):
+        publisher.publish(b"secret" * 100)
+    assert read_all(subscriber, 20) == [b"secret" * 100] * 20
+    with publisher.reserve(600) as draft:
+        draft.write(b"ab")
+    assert read_all(subscriber, 1) == [b"ab" + bytes(598)]

@@ -185,3 +185,19 @@ def test_on_message_is_a_decorator(reach: Reach) -> None:
     note(b"2")
     assert found == [b"1", b"2"]
     assert subscriber.on_message(None) is None
+
+
+def test_a_coroutine_function_is_refused(reach: Reach) -> None:
+    """A thread would call it, await nothing, and every message would be gone."""
+
+    async def note(message: Any) -> None: ...
+
+    class Notes:
+        async def __call__(self, message: Any) -> None: ...
+
+    _, subscriber = reach.pair()
+    for function in (note, Notes()):
+        with pytest.raises(TypeError, match="async for"):
+            subscriber.on_message(function)
+        with pytest.raises(TypeError, match="async for"):
+            called(reach, function)

@@ -446,6 +446,52 @@ class NeverStarts(Module):
         raise OSError("it never starts")
 
 
+class Code(Collector):
+    """What a module's file held first."""
+
+
+class FailsToBeCreated(Code):
+    def create(self, broker: Any, configuration: Any) -> None:
+        raise OSError("it cannot be created")
+
+
+class FailsToStart(Code):
+    def start(self) -> None:
+        raise OSError("it cannot be started")
+
+
+@pytest.mark.parametrize("later", [FailsToBeCreated, FailsToStart])
+def test_a_module_whose_new_code_fails_goes_on_with_the_code_that_it_had(
+    monkeypatch: pytest.MonkeyPatch, later: type[Code]
+) -> None:
+    mine = {"name": "mine", "loader": {"name": "python", "entrypoint": f"{__name__}:Code"}}
+    whole = {"modules": [entry("source"), mine], "links": links("source>mine")}
+    first = Code
+    with Gateway(whole) as gateway:
+        gateway.start()
+        monkeypatch.setattr(f"{__name__}.Code", later)
+        with pytest.raises(ModuleError, match="it cannot be"):
+            gateway.apply(whole, again=["mine"])
+        say(gateway, "source", b"goes on")
+        eventually(lambda: gateway.module("mine").got == [b"goes on"])
+        assert type(gateway.module("mine")) is first
+
+
+def test_what_could_not_be_put_back_is_added_by_the_next_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = {"name": "mine", "loader": {"name": "python", "entrypoint": f"{__name__}:Code"}}
+    whole = {"modules": [entry("source"), mine], "links": links("source>mine")}
+    with Gateway(whole) as gateway:
+        gateway.start()
+        with monkeypatch.context() as broken:
+            broken.setattr(Code, "create", FailsToBeCreated.create)  # also for one that is made as it was
+            with pytest.raises(ModuleError, match="it cannot be created"):
+                gateway.apply(whole, again=["mine"])
+        assert [one.name for one in gateway.modules()] == ["source"]
+        gateway.apply(whole)
+        say(gateway, "source", b"again")
+        eventually(lambda: gateway.module("mine").got == [b"again"])
+
+
 def test_an_address_is_read_when_its_link_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     linked = []
     with Gateway() as gateway:

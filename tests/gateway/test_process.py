@@ -50,6 +50,24 @@ class Echo(Module):
         self.publish(b"last words")
 
 
+class Ticks(Module):
+    """Publishes from a task of its own, whether messages come or not."""
+
+    async def start(self) -> None:
+        self.task = asyncio.create_task(self.tick())
+
+    async def tick(self) -> None:
+        while True:
+            self.publish(b"tick")
+            await asyncio.sleep(0.01)
+
+    async def receive(self, message: GatewayMessage) -> None:
+        self.publish(b"received")
+
+    async def stop(self) -> None:
+        self.task.cancel()
+
+
 @pytest.fixture
 def gateway() -> Iterator[Gateway]:
     with Gateway() as made:
@@ -73,6 +91,26 @@ def add_echo(gateway: Gateway, entrypoint: Any = f"{HERE}:Echo", args: Any = Non
 def say(gateway: Gateway, *contents: bytes) -> None:
     for content in contents:
         gateway.module("source").publish(content, {"k": "v"})
+
+
+def test_the_tasks_of_an_async_module_run_while_it_waits_for_messages(gateway: Gateway) -> None:
+    sink = add_echo(gateway, f"{HERE}:Ticks")
+    eventually(lambda: sink.got.count(b"tick") > 3)
+    say(gateway, b"x")
+    eventually(lambda: b"received" in sink.got)
+    ticks = sink.got.count(b"tick")
+    eventually(lambda: sink.got.count(b"tick") > ticks + 3)
+
+
+def test_a_failure_in_a_process_is_told_by_the_gateway_alone(
+    gateway: Gateway, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    add_echo(gateway)
+    say(gateway, *[b"raise"] * 20)
+    eventually(lambda: next(one for one in gateway.modules() if one.name == "echo").failed == 20)
+    assert gateway.destroy()
+    assert "Traceback" not in capfd.readouterr().err
+    assert "module 'echo' failed in receive: RuntimeError: told to" in caplog.messages
 
 
 def test_it_receives_and_answers_in_its_own_process(gateway: Gateway) -> None:
@@ -198,38 +236,6 @@ def test_raising_in_the_process_is_counted_and_told(gateway: Gateway) -> None:
     eventually(lambda: failed)
     assert failed[0][0] == "echo"
     assert gateway.supervisor("echo").failures == 1
-
-
-def test_raising_again_and_again_is_told_by_the_gateway_and_not_by_the_process_too(
-    gateway: Gateway, capfd: pytest.CaptureFixture[str]
-) -> None:
-    sink = add_echo(gateway)
-    say(gateway, *[b"raise"] * 50, b"goes on")
-    eventually(lambda: sink.got[1:] == [b"goes on"])
-    assert "Traceback" not in capfd.readouterr().err
-
-
-class Ticker(Module):
-    """Speaks of its own accord, out of a task."""
-
-    async def start(self) -> None:
-        self.task = asyncio.create_task(self.tick())
-
-    async def tick(self) -> None:
-        for number in range(3):
-            await asyncio.sleep(0.01)
-            self.publish(b"%d" % number)
-
-    async def receive(self, message: GatewayMessage) -> None:
-        await asyncio.sleep(0)
-        self.publish(message)
-
-
-def test_tasks_run_while_the_process_waits_for_messages(gateway: Gateway) -> None:
-    sink = add_echo(gateway, f"{HERE}:Ticker")
-    eventually(lambda: sink.got == [b"0", b"1", b"2"])
-    say(gateway, b"a", b"b")
-    eventually(lambda: sink.got[3:] == [b"a", b"b"])
 
 
 def test_with_a_restart_policy_raising_begins_anew(gateway: Gateway) -> None:

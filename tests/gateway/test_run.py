@@ -334,6 +334,7 @@ def test_a_unit_file_leaves_time_for_draining_and_takes_any_path(tmp_path: Path)
     text = command(file, "--systemd", "--drain-timeout", "60").stdout
     stop = re.search(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
     assert stop is not None and int(stop[1]) > 60
+    assert "TimeoutStopSec=infinity\n" in command(file, "--systemd", "--drain-timeout", "inf").stdout
     assert f"run '{tmp_path}/100%%n $$HOME/g.json' --drain-timeout 60.0\n" in text
     assert f"WorkingDirectory={tmp_path}/100%%n $HOME\n" in text
 

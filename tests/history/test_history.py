@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,8 @@ import pytest
 import penstock
 from penstock import bus, durable, shm, tcp
 from penstock.journal import follow
-from penstock.tcp.protocol import Wanted
+from penstock.tcp import past
+from penstock.tcp.protocol import Request, Wanted
 from tests.broker.conftest import until
 from tests.conformance.reaches import unique
 
@@ -125,6 +127,20 @@ def test_tcp_one_too_many_in_the_past_is_told_why(tmp_path: Path, monkeypatch: p
             with penstock.subscriber(where, start="first") as second:
                 session = second.sessions[0]
                 until(lambda: "1 subscribers read the past already" in (session.last_error or ""))
+
+
+def test_tcp_a_peer_that_does_not_read_its_past_costs_little_memory(tmp_path: Path) -> None:
+    kept = str(tmp_path / "kept")
+    with penstock.publisher("tcp://127.0.0.1:0", durable=kept, depth_bytes=1 << 28) as publisher:
+        publisher.publish_many([bytes(100_000)] * 300)
+        publisher.flush()
+        with socket.create_connection(("127.0.0.1", publisher.port)) as stalled:
+            stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stalled.sendall(Request(wanted=Wanted(start="first")).outgoing)
+            until(lambda: any(peer.queued_bytes > past.QUEUED_BYTES // 2 for peer in publisher.subscribers))
+            with penstock.subscriber(f"tcp://127.0.0.1:{publisher.port}", start="first") as reader:
+                assert sum(len(reader.receive(LONG)) for _ in range(300)) == 30_000_000
+            assert max(peer.queued_bytes for peer in publisher.subscribers) <= past.QUEUED_BYTES + 200_000
 
 
 def test_tcp_plain_peers_begin_with_what_comes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -15,6 +16,7 @@ pytest.importorskip("starlette")
 
 import penstock
 from penstock.broker import Client, Server
+from penstock.monitor import server
 from penstock.monitor.service import Service
 from penstock.observe.latency import spread
 from penstock.observe.snapshot import live
@@ -86,7 +88,7 @@ def test_every_figure_of_the_ledger_equals_the_counters(
 ) -> None:
     browser.open(service.url)
     wait_for(browser, name)
-    blocks = {f"{b.pid}-{b.index}-{b.taking}": b for b in live() if b.pid == plant.pid}
+    blocks = {"-".join(map(str, b.key)): b for b in live() if b.pid == plant.pid}
     shown = browser.run(
         "return [...document.querySelectorAll('#ledger-table tbody tr')].map(row => [row.dataset.key,"
         " Object.fromEntries(arguments[0].map(f => [f, [row.querySelector('.' + f).dataset.value,"
@@ -121,7 +123,7 @@ def test_sums_queues_pipelines_and_troubles(service: Service, browser: Browser, 
     by_key = {key: (depth, capacity) for key, depth, capacity in meters}
     for block in live():
         if block.capacity and block.pid == plant.pid:
-            assert by_key[f"{block.pid}-{block.index}-{block.taking}"] == (block.depth, block.capacity)
+            assert by_key["-".join(map(str, block.key))] == (block.depth, block.capacity)
     show(browser, "pipelines")
     rows = browser.run("return [...document.querySelectorAll('#pipeline-list .meter')].map(m => +m.dataset.rows)")
     assert 75 in rows
@@ -146,7 +148,7 @@ def test_plots_and_processes_show_what_was_counted(
     wait_for(browser, name)
     (reader,) = [b for b in live() if b.pid == plant.pid and b.kind == "subscriber" and b.name == name]
     (pipeline,) = [b for b in live() if b.pid == plant.pid and b.kind == "pipeline"]
-    cells = f"#ledger-table tr[data-key='{reader.pid}-{reader.index}-{reader.taking}']"
+    cells = f"#ledger-table tr[data-key='{'-'.join(map(str, reader.key))}']"
     latency = spread(reader.latency_counts)
     assert latency is not None and latency.measured == 100
     for field, value_ns in (("p50", latency.p50_ns), ("p99", latency.p99_ns)):
@@ -493,15 +495,20 @@ def test_no_connection_is_said_and_ends(browser: Browser) -> None:
         browser.until("return document.getElementById('status').textContent !== 'no connection'")
 
 
-def test_a_server_that_says_nothing_is_no_connection(browser: Browser) -> None:
+def test_a_server_that_says_nothing_is_no_connection(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though its connection stands."""
     goes_on = threading.Event()
+    looked = server._Api._looked_after
+
+    async def silent(api: server._Api, seen_ns: int) -> bool:
+        await asyncio.to_thread(goes_on.wait)
+        return await looked(api, seen_ns)
+
     with Service(every_s=0.5) as monitor:
         monitor.start()
         browser.open(monitor.url)
         browser.until("return document.body.dataset.looked")
-        wait = monitor.watcher.wait
-        monitor.watcher.wait = lambda after, timeout: goes_on.wait() and wait(after, timeout)  # type: ignore[method-assign, assignment, return-value]
+        monkeypatch.setattr(server._Api, "_looked_after", silent)
         try:
             browser.until("return document.getElementById('status').textContent === 'no connection'")
         finally:
@@ -566,3 +573,39 @@ def test_the_console_is_silent(service: Service, browser: Browser) -> None:
     browser.until("return document.body.dataset.looked")
     severe = [entry for entry in browser.log() if entry.get("level") == "SEVERE"]
     assert severe == []
+
+
+def test_all_views_are_in_sight_with_a_long_status(service: Service, browser: Browser) -> None:
+    hidden = (
+        "document.getElementById('status').textContent = 'books do not close: 1000 in trouble';"
+        "const nav = document.querySelector('nav');"
+        "return [...nav.querySelectorAll('a')].filter(a => a.getBoundingClientRect().right > innerWidth).length"
+        " + (nav.scrollWidth > nav.clientWidth + 1 ? 1 : 0)"
+    )
+    browser.open(service.url)
+    browser.until("return document.body.dataset.looked")
+    try:
+        for width in (1400, 1000, 901, 900, 800, 760, 701, 390):
+            browser.resize(width, 900)
+            assert browser.run(hidden) == 0, width
+    finally:
+        browser.resize(1400, 1000)
+
+
+def test_a_view_that_there_is_not_is_no_error(service: Service, browser: Browser) -> None:
+    browser.open(service.url + "#__proto__")
+    browser.until("return document.body.dataset.looked")
+
+
+def test_handles_are_found_by_several_words(service: Service, browser: Browser, name: str) -> None:
+    with Handles() as running:
+        running.do(f"open shm subscriber {name}", f"open shm publisher {name}")
+        browser.open(service.url)
+        show(browser, "handles")
+        browser.run(
+            "const f = document.getElementById('ledger-filter'); f.value = arguments[0]; f.dispatchEvent(new Event('input'))",
+            f"{name} SUBSCRIBER",
+        )
+        kinds = "return [...document.querySelectorAll('#ledger-table tbody tr')].map(row => row.dataset.kind).join()"
+        browser.until(f"{kinds} === 'subscriber'")
+        browser.run("const f = document.getElementById('ledger-filter'); f.value = ''; f.dispatchEvent(new Event('input'))")

@@ -17,6 +17,7 @@ import subprocess
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,13 +25,17 @@ from typing import Any
 
 import pytest
 
+import penstock
 from penstock import InvalidArgument
+from penstock.broker import Client, Server
 
 pytest.importorskip("starlette")
 
+from penstock.monitor.grafana import dashboard
 from penstock.monitor.server import MAX_BODY_BYTES
 from penstock.monitor.service import Service
 from penstock.observe.history_file import DAY_S, HistoryFile
+from penstock.observe.rates import READERS
 from penstock.observe.snapshot import live
 
 from ..cli.command import start
@@ -191,6 +196,17 @@ def test_any_token_can_be_shown_by_the_link_that_is_printed() -> None:
         assert get(running.url.partition("?")[0] + "api/state", Cookie=headers["set-cookie"].split(";")[0])[0] == 200
 
 
+def test_monitors_of_one_host_do_not_take_each_others_cookies() -> None:
+    with Service(token="first-token") as first, Service(token="second-token") as second:
+        cookies = []
+        for page in (first, second):
+            page.start()
+            cookies.append(visit(page.url)[2]["set-cookie"].split(";")[0])
+        assert cookies[0].partition("=")[0] != cookies[1].partition("=")[0]  # a browser sends both to both
+        for page in (first, second):
+            assert get(page.url.partition("?")[0] + "api/state", Cookie="; ".join(cookies))[0] == 200
+
+
 def visit(url: str, certificate: str | None = None) -> tuple[int, bytes, Any]:
     """One answer, redirections not followed."""
     trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=certificate))
@@ -216,6 +232,8 @@ def test_token_is_needed_off_loopback(handles: Handles) -> None:
         assert get(url)[0] == 401 and get(url + "api/state")[0] == 401 and get(url + "metrics")[0] == 401
         assert get(url + "?token=wrong-token-wrong")[0] == 401
         assert get(url + "api/state", Authorization=f"Bearer {running.token}")[0] == 200
+        assert get(url + "api/state", Authorization=f"bearer {running.token}")[0] == 200
+        assert get(url + "api/state", Authorization=f"Basic {running.token}")[0] == 401
         connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)
         connection.request("GET", f"/?token={running.token}")
         answer = connection.getresponse()
@@ -394,17 +412,63 @@ def test_the_dashboard_asks_for_figures_that_there_are(service: Service, handles
     handles.do(f"open shm subscriber {name}", f"drop {name}/subscriber gap 3", f"latency {name}/subscriber 5000")
     seen(service, name, lost=3)
     told = set(re.findall(r"^(penstock_\w+)", get(service.url + "metrics")[1].decode(), re.MULTILINE))
-    dashboard = json.loads(get(service.url + "grafana.json")[1])
-    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    shown = json.loads(get(service.url + "grafana.json")[1])
+    queries = [target["expr"] for panel in shown["panels"] for target in panel["targets"]]
     assert len(queries) >= 8
     asked = {word for query in queries for word in re.findall(r"penstock_\w+", query)}
     assert asked <= told, asked - told
-    for panel in dashboard["panels"]:
+    for panel in shown["panels"]:
         for target in panel["targets"]:
             groups = re.search(r"sum by \(([^)]*)\)", target["expr"])
             if groups is not None:  # a name means something in its room only
                 assert {"room", "name"} <= set(groups[1].split(", ")), target
                 assert target["legendFormat"].startswith("{{room}} {{name}}"), target
+
+
+def test_the_dashboard_counts_as_delivered_what_the_page_does(service: Service, handles: Handles, name: str) -> None:
+    queries = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
+    (delivered,) = (query for query in queries if "penstock_delivered_total" in query)
+    assert {kind for kind in (*READERS, "queue", "pipeline", "module") if kind in delivered} == {
+        *READERS, "queue", "pipeline", "module",
+    }  # fmt: skip
+    assert not any(kind in delivered for kind in ("!~\"publisher", "writer", "broker", "server", "client", "link"))
+    for figure in ("penstock_lag", "penstock_depth", "penstock_latency_seconds_bucket"):
+        assert all(f'{figure}{{kind!="tail"}}' in query for query in queries if figure in query), figure
+
+
+def test_a_bus_has_one_name_in_the_figures(service: Service, name: str) -> None:
+    with penstock.publisher(f"bus:{name}"), penstock.subscriber(f"bus:{name}"):
+        deadline = time.monotonic() + 30
+        while True:
+            lines = get(service.url + "metrics")[1].decode().splitlines()
+            kinds = {line for line in lines if line.startswith("penstock_matched_total") and name in line}
+            if len(kinds) >= 3:
+                break
+            assert time.monotonic() < deadline, kinds
+        assert all(f'name="{name}"' in line for line in kinds), kinds
+
+
+def why(service: Service, address: str) -> dict[str, Any]:
+    return dict(json.loads(get(service.url + "api/channel?address=" + urllib.parse.quote(address))[1]))
+
+
+def test_no_host_is_tried_that_nobody_here_has_open(service: Service) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.5)
+        for scheme in ("tcp", "broker"):
+            told = why(service, f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/x")
+            assert "nobody on this machine has it open" in told["error"]
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+def test_why_of_a_queue_is_what_the_command_says(service: Service, name: str, tmp_path: Path) -> None:
+    with Server(str(tmp_path / "b"), 0).start() as broker, Client(port=broker.port) as client:
+        client.queue(name, topics="t")
+        client.publish("t", b"waits")
+        deadline = time.monotonic() + 30
+        while not any("no consumer" in finding["text"] for finding in why(service, f"broker:{name}").get("why", ())):
+            assert time.monotonic() < deadline, why(service, f"broker:{name}")
 
 
 def test_between_two_looks_the_page_hears_that_the_server_is_there() -> None:
@@ -455,7 +519,7 @@ def test_counters_reach_an_opentelemetry_collector(service: Service, handles: Ha
     assert points["penstock.matched", name] == 42
 
 
-@pytest.mark.parametrize("body", [b"[]", b"null", b'"x"', b"{"])
+@pytest.mark.parametrize("body", [b"[]", b"null", b'"x"', b"{", b"[" * 60_000])
 def test_an_action_whose_body_is_no_object_is_refused(body: bytes) -> None:
     with Service(every_s=0.2, allow_actions=True) as acting:
         acting.start()

@@ -46,6 +46,17 @@ def test_of_a_large_one_whole_neighbourhoods_are_drawn_trouble_first() -> None:
     assert made["left_out"] + len(nodes) == 200 * 4 + 1
 
 
+def test_of_a_large_one_each_channel_has_all_its_users() -> None:
+    looks = plant(200, readers=4)
+    for number in range(0, 200, 20):
+        looks.append(look(10_000 + number, "subscriber", f"/c{number}", "stuck", 0.0))
+    made, nodes, _ = drawn(looks)
+    assert len(nodes) <= MAX_NODES
+    for channel in (node["id"] for node in made["nodes"] if node["type"] == "channel"):
+        users = sum(look.block.channel == channel for look in looks)
+        assert sum(channel in (edge["from"], edge["to"]) for edge in made["edges"]) == users
+
+
 def test_what_is_chosen_is_drawn_with_its_neighbours_alone() -> None:
     made, nodes, ends = drawn(plant(200), "shm:/c7")
     assert len(nodes) == 4 and nodes == ends and "shm:/c7" in nodes and made["left_out"] == 796

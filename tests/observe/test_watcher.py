@@ -153,6 +153,16 @@ def test_a_look_that_fails_is_logged_and_the_next_one_comes(caplog: pytest.LogCa
     assert "a look failed" in record.message and record.exc_info is not None
 
 
+def test_a_watcher_that_has_looked_does_not_look_again_at_once() -> None:
+    watcher = Watcher(lambda: [block()], every_s=0.5)
+    first = watcher.look()
+    watcher.start()
+    try:
+        assert watcher.wait(first.time_ns, 30).time_ns - first.time_ns > 0.3 * SECOND
+    finally:
+        watcher.stop()
+
+
 @pytest.mark.parametrize(
     ("fields", "rate", "word"),
     [

@@ -6,6 +6,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.carry import due
 from penstock.journal import Entry, Journal
 from penstock.recording.player import Player
@@ -46,6 +48,32 @@ def test_each_is_given_when_its_time_has_come() -> None:
         if len(given) == 2:
             now[0] += 60  # a slow sink: what became due meanwhile comes together
     assert given == [(100.0, [0, 0]), (100.5, [10**9]), (160.5, [3 * 10**9, 3 * 10**9])]
+
+
+def test_a_moment_that_is_ages_away_is_waited_for_in_steps() -> None:
+    now, slept = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    groups = list(due([0, 10**9], int, lambda _: 1, 1 / (3 * 86_400), lambda: now[0], sleep))
+    assert groups == [[0], [10**9]] and sum(slept) == 3 * 86_400 and max(slept) <= 86_400
+
+
+def test_time_until_an_interruption_counts(tmp_path: Path) -> None:
+    with Journal(tmp_path / "from") as journal:
+        journal.append("a", b"x")
+    with contextlib.ExitStack() as stack:
+        recorded = stack.enter_context(Journal(tmp_path / "from", mode="read"))
+        player = Player(stack, {"a": f"bus:player-{tmp_path.name}"}, 0, 0.0)
+
+        def interrupt(count: int) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            player.play(((recorded, message) for message in recorded.read_many(1, 1)), 0, interrupt)
+    assert player.seconds > 0 and player.counts == {"a": 1}
 
 
 def test_the_order_of_the_recording_holds_between_places(tmp_path: Path) -> None:

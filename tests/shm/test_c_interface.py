@@ -55,3 +55,82 @@ def test_a_c_program_takes_part(name: str, tmp_path: Path) -> None:
             publisher.publish(b"")
             out, errors = process.communicate(timeout=LONG)
             assert (process.returncode, out) == (0, "ok\n"), errors
+
+
+THROWS = """
+#include <iostream>
+#include "penstock_shm.hpp"
+using namespace penstock_shm;
+int main(int, char **arguments) {
+    Options options;
+    options.slots = 8;
+    Publisher publisher(arguments[1], options);
+    Subscriber subscriber(arguments[1]);
+    subscriber.on_dropped([](std::uint64_t) { throw std::runtime_error("told"); });
+    for (int round = 0; round < 10; ++round) {
+        for (int i = 0; i < 30; ++i) publisher.publish("x");
+        try {
+            subscriber.read(0);
+            return 1;
+        } catch (const Error &) {
+        }
+        if (!subscriber.wait(0)) return 2;
+        auto kept = subscriber.read(0);
+        std::cout << (kept ? kept->ordinal() : 0) << " ";
+    }
+}
+"""
+
+NULLS = """
+#include <math.h>
+#include <stdio.h>
+#include "penstock_shm.h"
+#define REFUSED(call) if ((call) != PENSTOCK_SHM_INVALID) return printf("%s\\n", #call), 1
+int main(int count, char **arguments) {
+    penstock_shm_options options;
+    penstock_shm_publisher *publisher;
+    penstock_shm_subscriber *subscriber;
+    penstock_shm_message message;
+    void *data;
+    uint32_t slot;
+    (void)count;
+    penstock_shm_options_init(&options);
+    options.slots = 8;
+    options.metadata_size = 8;
+    REFUSED(penstock_shm_publisher_open(arguments[1], &options, NULL));
+    REFUSED(penstock_shm_subscriber_open(arguments[1], NULL, NULL));
+    if (penstock_shm_publisher_open(arguments[1], &options, &publisher) < 0) return 2;
+    if (penstock_shm_subscriber_open(arguments[1], NULL, &subscriber) < 0) return 3;
+    REFUSED(penstock_shm_publish_copy(publisher, NULL, 5, 0, NULL));
+    REFUSED(penstock_shm_publish_copy(publisher, "x", 1, NAN, NULL));
+    REFUSED(penstock_shm_reserve(publisher, 5, 0, NULL, &slot));
+    REFUSED(penstock_shm_reserve(publisher, 5, 0, &data, NULL));
+    REFUSED(penstock_shm_reserve(publisher, 5, NAN, &data, &slot));
+    if (penstock_shm_reserve(publisher, 5, 0, &data, &slot) < 0) return 4;
+    REFUSED(penstock_shm_set_metadata(publisher, slot, NULL, 3));
+    if (penstock_shm_publish(publisher, slot, 5, NULL) < 0) return 5;
+    REFUSED(penstock_shm_read(subscriber, 0, NULL));
+    REFUSED(penstock_shm_read(subscriber, NAN, &message));
+    REFUSED(penstock_shm_read_newest(subscriber, NULL));
+    REFUSED(penstock_shm_find(subscriber, 0, NULL));
+    REFUSED(penstock_shm_release(subscriber, NULL));
+    if (penstock_shm_read(subscriber, 0, &message) != 1) return 6;
+    REFUSED(penstock_shm_weak_of(subscriber, &message, NULL));
+    penstock_shm_subscriber_close(subscriber);
+    penstock_shm_publisher_close(publisher);
+    return 0;
+}
+"""
+
+
+def test_a_function_that_throws_costs_no_message(name: str, tmp_path: Path) -> None:
+    (tmp_path / "throws.cpp").write_text(THROWS)
+    done = subprocess.run([built(tmp_path / "throws.cpp", tmp_path), name], capture_output=True, text=True, timeout=LONG)
+    # Each read finds 8 of 30 new ones, and what it had taken when the function threw is the first of them.
+    assert (done.returncode, done.stdout.split()) == (0, [str(30 * n + 23) for n in range(10)]), done.stderr
+
+
+def test_null_pointers_are_told_and_not_followed(name: str, tmp_path: Path) -> None:
+    (tmp_path / "nulls.c").write_text(NULLS)
+    done = subprocess.run([built(tmp_path / "nulls.c", tmp_path), name], capture_output=True, text=True, timeout=LONG)
+    assert done.returncode == 0, done.stdout

@@ -218,6 +218,13 @@ def test_growing_while_others_read(name: str) -> None:
             subscriber.close()
 
 
+def test_who_does_not_say_fixed_size_takes_the_channel_as_it_is(name: str) -> None:
+    with shm.Publisher(name, slot_size=64, fixed_size=True), shm.Publisher(name) as plain:
+        assert plain.fixed_size
+        with pytest.raises(penstock.InvalidArgument, match="fixed size"):
+            plain.publish(bytes(100))
+
+
 def test_fixed_size(name: str) -> None:
     with shm.Publisher(name, slot_size=64, fixed_size=True) as publisher:
         with pytest.raises(penstock.InvalidArgument, match="fixed size of 64"):

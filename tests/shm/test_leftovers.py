@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock import _core, shm
+from penstock.observe.memory import seen
 
 LONG = 30
 
@@ -101,7 +102,8 @@ input()
 """
     with shm.Publisher(name, slots=8, reliable=True, timeout=LONG) as publisher, shm.Subscriber(name) as subscriber:
         dead = start(code, "unshare", "--pid", "--fork", "--kill-child")
-        assert {member.pid for member in shm.channels()[0].members} == {os.getpid(), 1}
+        pids = {member.pid for member in shm.channels()[0].members}
+        assert len(pids) == 2 and os.getpid() in pids and 1 not in pids, "it has the pid that it has here"
         shm.clean()
         assert files(directory, "counters.1."), "it lives"
         kill(dead)
@@ -200,3 +202,32 @@ print("works", flush=True)
             process.kill()
             process.wait(LONG)
         shutil.rmtree(shared)
+
+
+@in_namespace
+def test_handles_of_two_containers_are_told_apart() -> None:
+    """Both programs have pid 1, each in its own namespace. From outside each has a pid of its own; from a third namespace
+    both have none, and are still two."""
+    inside = ("unshare", "--pid", "--fork", "--kill-child")
+    look = (
+        "from penstock.observe.memory import seen; "
+        "print(sorted((b.kind, b.here, b.lag, b.program != '') for b in seen() if b.name == '/two'))"
+    )
+    reader = start("from penstock import shm; s = shm.Subscriber('/two'); print('ready', flush=True); input()", *inside)
+    writer = start(
+        "from penstock import shm; p = shm.Publisher('/two', slots=8); p.publish(b'x'); print('ready', flush=True); input()",
+        *inside,
+    )
+    try:
+        blocks = [block for block in seen() if block.name == "/two"]
+        assert {(block.kind, block.lag) for block in blocks} == {("publisher", 0), ("subscriber", 1)}
+        assert len({block.pid for block in blocks}) == 2 and 1 not in {block.pid for block in blocks}
+        channel = next(channel for channel in shm.channels() if channel.name == "/two")
+        assert {member.pid for member in channel.members} == {block.pid for block in blocks}
+        said = subprocess.run(
+            ["unshare", "--pid", "--fork", sys.executable, "-c", look], capture_output=True, text=True, timeout=LONG
+        )
+        assert said.stdout.strip() == "[('publisher', False, 0, True), ('subscriber', False, 1, True)]", said.stderr
+    finally:
+        for process in (reader, writer):
+            kill(process)

@@ -31,6 +31,21 @@ def test_the_rooms_openers_take_types_too() -> None:
         untyped.publish(b"bytes")
 
 
+def test_every_way_to_read_gives_values() -> None:
+    open_publisher: Any = penstock.shm.publisher
+    open_subscriber: Any = penstock.shm.subscriber
+    with open_publisher("/types-ways", type=Pose) as publisher, open_subscriber("/types-ways", type=Pose) as subscriber:
+        publisher.publish_many([Pose(1.0), Pose(2.0)])
+        first = subscriber.find(0)
+        assert first.value == Pose(1.0)
+        weak = subscriber.weak_reference(first)
+        assert weak().value == Pose(1.0)
+        assert [message.value for message in subscriber.read_all()] == [Pose(1.0), Pose(2.0)]
+        assert subscriber.find(2**62) is None
+    with penstock.subscriber("bus:types-ways", type=Pose) as other, pytest.raises(AttributeError):
+        other.read_all()
+
+
 def test_a_queues_message_comes_again_after_an_error(tmp_path: Path) -> None:
     with Server(tmp_path, 0).start() as server:
         address = f"broker://127.0.0.1:{server.port}/poses?queue=q"

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -30,6 +31,7 @@ struct penstock_shm_subscriber {
     void *callback_context = nullptr;
     void (*dropped)(void *, penstock_shm_subscriber *, uint64_t) = nullptr;
     void *dropped_context = nullptr;
+    std::optional<View> kept;  // taken by a read whose function of on_dropped failed: the next read gives it
     std::uint64_t drops_told = 0;
 };
 
@@ -53,6 +55,10 @@ int guarded(Function &&function) {
     } catch (const std::exception &error) {
         return fail(Fault::system, error.what());
     }
+}
+
+void need(const void *pointer, const char *what) {
+    if (!pointer) throw Error(Fault::invalid, std::string("the pointer to ") + what + " is null");
 }
 
 template <typename Handle>
@@ -190,10 +196,22 @@ int found(penstock_shm_subscriber *subscriber, Look &&look, penstock_shm_message
 
 int read_once(penstock_shm_subscriber *subscriber, penstock_shm_message *message, Found &found) {
     View view;
-    found = subscriber->handle.read(view);
+    if (subscriber->kept) {
+        found = Found::message;
+        view = *std::exchange(subscriber->kept, std::nullopt);
+    } else {
+        found = subscriber->handle.read(view);
+    }
     std::uint64_t lost = subscriber->handle.counters->dropped[std::size_t(penstock::DropReason::overflow)].get();
     std::uint64_t news = lost - std::exchange(subscriber->drops_told, lost);
-    if (news && subscriber->dropped) subscriber->dropped(subscriber->dropped_context, subscriber, news);
+    if (news && subscriber->dropped) {
+        try {
+            subscriber->dropped(subscriber->dropped_context, subscriber, news);
+        } catch (...) {  // a function of C++: the message that was taken is for the next read
+            if (found == Found::message) subscriber->kept = view;
+            throw;
+        }
+    }
     if (found != Found::message) return 0;
     subscriber->handle.counters->note_read();
     subscriber->handle.tell_publishers();
@@ -215,6 +233,7 @@ const char *penstock_shm_error(void) { return last_error.c_str(); }
 
 int penstock_shm_publisher_open(const char *name, const penstock_shm_options *options, penstock_shm_publisher **opened) {
     return guarded([&] {
+        need(opened, "the handle to be opened");
         Options given = options_of(name, options);
         bool retirement = options && options->retirement;
         auto publisher = std::unique_ptr<penstock_shm_publisher>(
@@ -230,6 +249,9 @@ void penstock_shm_publisher_close(penstock_shm_publisher *publisher) { delete pu
 int penstock_shm_reserve(penstock_shm_publisher *publisher, size_t size, double timeout_s, void **data, uint32_t *slot) {
     return guarded([&] {
         check(publisher);
+        need(data, "the data");
+        need(slot, "the slot");
+        if (std::isnan(timeout_s)) deadline_of(timeout_s);  // refused whether or not it has to wait
         Publisher::Place place;
         reserve(publisher, size, timeout_s, place);
         clear_metadata(publisher->handle, place.slot);
@@ -268,6 +290,8 @@ int penstock_shm_publish_copy(penstock_shm_publisher *publisher, const void *dat
                               uint64_t *ordinal) {
     return guarded([&] {
         check(publisher);
+        if (size) need(data, "the data");
+        if (std::isnan(timeout_s)) deadline_of(timeout_s);  // refused whether or not it has to wait
         Publisher::Place place;
         reserve(publisher, size, timeout_s, place);
         if (size) std::memcpy(place.data, data, size);
@@ -285,6 +309,7 @@ int penstock_shm_set_metadata(penstock_shm_publisher *publisher, uint32_t slot, 
         if (size > publisher->handle.metadata_size())
             throw Error(Fault::invalid, std::to_string(size) + " bytes of metadata do not fit the channel's " +
                                             std::to_string(publisher->handle.metadata_size()));
+        if (size) need(metadata, "the metadata");
         clear_metadata(publisher->handle, slot);
         if (size) std::memcpy(publisher->handle.metadata(slot), metadata, size);
         return 0;
@@ -354,6 +379,7 @@ int penstock_shm_publisher_wait(penstock_shm_publisher *publisher, double timeou
 
 int penstock_shm_subscriber_open(const char *name, const penstock_shm_options *options, penstock_shm_subscriber **opened) {
     return guarded([&] {
+        need(opened, "the handle to be opened");
         Options given = options_of(name, options);
         *opened = new penstock_shm_subscriber{{given, options && options->pass_activation, options && options->checksum},
                                               options ? options->spin_us * 1000 : 0};
@@ -366,7 +392,9 @@ void penstock_shm_subscriber_close(penstock_shm_subscriber *subscriber) { delete
 int penstock_shm_read(penstock_shm_subscriber *subscriber, double timeout_s, penstock_shm_message *message) {
     return guarded([&] {
         check(subscriber);
+        need(message, "the message");
         Found found;
+        if (std::isnan(timeout_s)) deadline_of(timeout_s);  // refused whether or not it has to wait
         std::int64_t deadline = -2;
         for (;;) {
             if (read_once(subscriber, message, found)) return 1;
@@ -388,6 +416,7 @@ int penstock_shm_read(penstock_shm_subscriber *subscriber, double timeout_s, pen
 int penstock_shm_read_newest(penstock_shm_subscriber *subscriber, penstock_shm_message *message) {
     return guarded([&] {
         check(subscriber);
+        need(message, "the message");
         View view;
         if (subscriber->handle.read_newest(view) != Found::message) return 0;
         subscriber->handle.counters->note_read();
@@ -399,6 +428,7 @@ int penstock_shm_read_newest(penstock_shm_subscriber *subscriber, penstock_shm_m
 int penstock_shm_release(penstock_shm_subscriber *subscriber, const penstock_shm_message *message) {
     return guarded([&] {
         check(subscriber);
+        need(message, "the message");
         pin_of(subscriber, message);
         subscriber->handle.release(message->slot);
         return 0;
@@ -408,6 +438,7 @@ int penstock_shm_release(penstock_shm_subscriber *subscriber, const penstock_shm
 int penstock_shm_find(penstock_shm_subscriber *subscriber, int64_t timestamp_ns, penstock_shm_message *message) {
     return guarded([&] {
         check(subscriber);
+        need(message, "the message");
         return found(subscriber, [&](View &view) { return subscriber->handle.find(view, timestamp_ns); }, message);
     });
 }
@@ -415,6 +446,8 @@ int penstock_shm_find(penstock_shm_subscriber *subscriber, int64_t timestamp_ns,
 int penstock_shm_weak_of(penstock_shm_subscriber *subscriber, const penstock_shm_message *message, penstock_shm_weak *weak) {
     return guarded([&] {
         check(subscriber);
+        need(message, "the message");
+        need(weak, "the weak reference");
         *weak = {pin_of(subscriber, message).sequence, message->slot};
         return 0;
     });
@@ -423,6 +456,8 @@ int penstock_shm_weak_of(penstock_shm_subscriber *subscriber, const penstock_shm
 int penstock_shm_weak_read(penstock_shm_subscriber *subscriber, const penstock_shm_weak *weak, penstock_shm_message *message) {
     return guarded([&] {
         check(subscriber);
+        need(weak, "the weak reference");
+        need(message, "the message");
         return found(subscriber, [&](View &view) { return subscriber->handle.again(view, weak->slot, weak->sequence); }, message);
     });
 }
@@ -442,6 +477,7 @@ int penstock_shm_wait(penstock_shm_subscriber *subscriber, double timeout_s, int
         check(subscriber);
         std::int64_t deadline = deadline_of(timeout_s);
         if (deadline == 0) deadline = monotonic_ns();
+        if (subscriber->kept) return 1;
         std::int64_t until = spin_until(subscriber->spin_ns);
         return int(persist([&] { return subscriber->handle.wait(deadline, until, descriptor); }) == Woken::ready);
     });
@@ -476,9 +512,10 @@ int penstock_shm_process_all(penstock_shm_subscriber *subscriber) {
         Found found;
         penstock_shm_message message;
         Subscriber &handle = subscriber->handle;
-        if (!handle.has_next()) return 0;
+        if (!subscriber->kept && !handle.has_next()) return 0;
         std::uint64_t end = handle.member.channel.tail();  // what comes meanwhile is for the next call
-        while (subscriber->callback && handle.reader.cursor < end && read_once(subscriber, &message, found)) {
+        while (subscriber->callback && (subscriber->kept || handle.reader.cursor < end) &&
+               read_once(subscriber, &message, found)) {
             subscriber->callback(subscriber->callback_context, subscriber, &message);
             subscriber->handle.release(message.slot);
             ++count;

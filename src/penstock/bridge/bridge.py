@@ -352,7 +352,10 @@ def _inherited_options(channel: Any, sink: str) -> dict[str, Any]:
     parts = addresses.parse(sink)
     if channel is None or parts.scheme != "shm" or _find_channel(sink) is not None:
         return {}
-    taken = {"type": channel.type, "slot_size": channel.slot_size, "metadata_size": channel.metadata_size}
+    taken = {
+        "type": channel.type, "slot_size": channel.slot_size, "metadata_size": channel.metadata_size,
+        "local": channel.local,  # or the next bridge would carry it off this machine
+    }  # fmt: skip
     return {name: value for name, value in taken.items() if value and name not in parts.options}
 
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock import address as addresses
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, RefusedError
 from penstock.finding import Finding
+from penstock.quantities import iso_time
 
-__all__ = ["explain"]
+if TYPE_CHECKING:
+    from penstock.broker import Client
+
+__all__ = ["describe", "explain"]
+
+ANSWER_S = 2.0
+PORT = 9876
+MOST_QUEUES = 20
 
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
@@ -21,16 +29,15 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
     yield from found
     if any(finding.grave for finding in found):
         return  # no broker there that could say more
-    from penstock.broker import Client
-
-    tls: Any = parts.options.get("tls")
-    tls = True if tls in ("1", "true", "yes") else tls
-    token = parts.options.get("token")
     try:
-        with Client(parts.host, parts.port or 0, timeout=2.0, reconnect=False, token=token, tls=tls) as client:
+        with _client(parts) as client:
             known = client.queues()
-    except (PenstockError, OSError) as error:
+    except RefusedError as error:
         yield Finding(f"the broker does not tell about its queues: {error}", "statistics is a right", grave=False)
+        return
+    except (PenstockError, OSError) as error:
+        text = f"what listens at {parts.host}:{parts.port} does not answer as a broker: {error}"
+        yield Finding(text, "start a broker there, or check the port")
         return
     wanted = parts.options.get("queue")
     if wanted is None:
@@ -44,11 +51,70 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
     yield from _queue(parts.topic, queue)
 
 
-def _queues_of(topic: str, known: list[dict[str, Any]]) -> Iterator[Finding]:
+def describe(parts: addresses.Address) -> dict[str, Any]:
+    """What the broker keeps of the address, and the queues that take it."""
+    from penstock.tcp.explain import explain as network
+
+    if unreached := [finding.text for finding in network(parts) if finding.grave]:
+        raise RefusedError(unreached[0])
+    with _client(parts) as client:
+        facts: dict[str, Any] = {"journal": client.statistics()["journal"]}
+        known = client.queues()
+    if parts.topic:
+        facts["kept"] = _kept(parts)
+    wanted = parts.options.get("queue")
+    takes = _taking(parts.topic, known) if wanted is None else [k for k in known if k["queue"] == wanted]
+    for entry in takes[:MOST_QUEUES]:
+        counts = f"{entry['depth']} wait, {entry['in_flight']} in flight, {entry['consumers']} consumers"
+        paused = ", paused" if entry["paused"] else ""
+        facts[f"queue {entry['queue']}"] = f"of {', '.join(entry['topics'])}: {counts}{paused}"
+    if len(takes) > MOST_QUEUES:
+        facts["more queues"] = len(takes) - MOST_QUEUES
+    return facts
+
+
+def _client(parts: addresses.Address) -> Client:
+    from penstock.broker import Client
+
+    return Client(parts.host, parts.port or PORT, timeout=ANSWER_S, reconnect=False, **_access(parts))
+
+
+def _access(parts: addresses.Address) -> dict[str, Any]:
+    tls: Any = parts.options.get("tls")
+    return {"token": parts.options.get("token"), "tls": True if tls in ("1", "true", "yes") else tls}
+
+
+def _kept(parts: addresses.Address) -> str:
+    """Where what is kept of the topic begins."""
+    from penstock.broker.client.clients import tls_context
+    from penstock.broker.fetch import RangeClient
+
+    access = _access(parts)
+    access["tls"] = tls_context(access["tls"])
+    with RangeClient(parts.host, parts.port or PORT, timeout=ANSWER_S, **access) as reader:
+        found = list(reader.fetch(1, 1, topics=[parts.topic]))
+    if not found:
+        return "nothing"
+    first, begun = found[0], iso_time(found[0].timestamp_ns)
+    return f"from ordinal {first.ordinal} of {first.topic} on, position {first.position}, {begun}"
+
+
+def _taking(topic: str, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The queues that take a topic, but not those that a reader has for itself."""
+    return [entry for entry in known if not entry["temporary"] and _takes(entry, topic)]
+
+
+def _takes(entry: dict[str, Any], topic: str) -> bool:
     from penstock.broker.words import matches
 
-    found = [entry for entry in known if any(matches(pattern, topic) for pattern in entry["topics"])]
-    if not found:
+    return any(matches(pattern, topic) for pattern in entry["topics"])
+
+
+def _queues_of(topic: str, known: list[dict[str, Any]]) -> Iterator[Finding]:
+    found = _taking(topic, known)
+    if readers := sum(entry["consumers"] for entry in known if entry["temporary"] and _takes(entry, topic)):
+        yield Finding(f"{readers} read the topic {topic!r} without a queue that lasts", grave=False)
+    elif not found:
         yield Finding(f"no queue takes the topic {topic!r}: it is kept and handed to nobody", grave=False)
     for entry in found:
         yield from _queue(topic, entry)

@@ -168,6 +168,9 @@ class Bus(_native.Bus):
     @with_options
     def on(self, *ids: int, kind: str = "callback", **options: Unpack[SubscriberOptions]) -> Callable[[Any], Any]:
         """Decorator: the function becomes the handler of a subscriber of these ids, kept as ``function.subscriber``."""
+        for one in ids:  # at once: @bus.on without an id would take the function for one, and never call it
+            if not isinstance(one, int):
+                raise TypeError(f"id must be an int of 0 to 65535, not {type(one).__name__}; write @bus.on(ID)")
 
         def decorate(function: Any) -> Any:
             function.subscriber = self.subscribe(*ids, kind=kind, handler=function, **options)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import channel
 from penstock._core import bus as _native
-from penstock.channel import Buffer, Ledger
+from penstock.channel import Buffer, Ledger, check_subscribers
 from penstock.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Publisher(_native.Publisher, channel.Publisher):
         """Wait until so many subscribers of this id are on the bus."""
         if self.closed:
             raise ClosedError("this publisher was closed")
+        check_subscribers(subscribers)
         return bool(self.bus._wait_ready(self.id, subscribers, timeout, self))
 
     def _publish_now(self, data: Buffer, options: Mapping[str, Any]) -> int:

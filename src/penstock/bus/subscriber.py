@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
 
 from penstock import channel, clock
 from penstock._core import bus as _native
-from penstock.channel import Ledger, Overflow, check_timeout, choose
+from penstock.channel import Ledger, Overflow, check_function, check_timeout, choose
 from penstock.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ class _Subscriber(_native.Subscriber):
         timeout: float | None = None,
         drop_above: int | None = None,
     ) -> None:
-        if handler is not None and not callable(handler):
-            raise TypeError(f"a handler is a function or None, not {type(handler).__name__}")
+        check_function("handler", handler)
         check_id(max_public_id, "max_public_id")
         max_peer_id = max_public_id if max_peer_id is None else check_id(max_peer_id, "max_peer_id")
         if max_peer_id < max_public_id:

@@ -42,8 +42,8 @@ def info(
         )
     else:
         _print(parts.text, blocks, told)
-    if not blocks and not told:
-        exits.told(f"{parts.text}: nobody has it open and nothing is kept of it")
+    if not blocks and not told.keys() - {"error"}:
+        exits.told(f"{parts.text}: {told.get('error') or 'nobody has it open and nothing is kept of it'}")
         raise typer.Exit(exits.FAILED)
 
 

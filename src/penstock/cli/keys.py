@@ -43,7 +43,7 @@ def pressed() -> Iterator[Callable[[float], str]]:
         return waiting.popleft() if waiting else ""
 
     try:
-        tty.setcbreak(descriptor)  # Ctrl-C still interrupts
+        tty.setcbreak(descriptor, termios.TCSADRAIN)  # Ctrl-C still interrupts; what was typed before counts
         yield wait
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -22,6 +22,7 @@ app = typer.Typer()
 
 COLUMNS = ("address", "kind", "pid", "messages", "bytes", "lost", "waiting", "last", "program", "state")
 RIGHT = ("pid", "messages", "bytes", "lost", "waiting", "last")
+LAST = ("bytes", "last", "pid")  #: left out before a number would be cut
 
 
 @app.command()
@@ -50,7 +51,7 @@ def ls(
     elif watch is None and not blocks():
         typer.echo(nothing if address is None else f"nobody has {without_secrets(address)} open")
     else:
-        show.watched(lambda: show.table(COLUMNS, [_row(block) for block in blocks()], RIGHT), watch)
+        show.watched(lambda: show.table(COLUMNS, [_row(block) for block in blocks()], RIGHT, last=LAST), watch)
 
 
 def _print_json(blocks: Callable[[], list[Block]], watch: float | None) -> None:

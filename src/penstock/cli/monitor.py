@@ -45,9 +45,11 @@ def monitor(
 
         show.print_json(dashboard())
         return
+    from penstock.broker.endpoint import descriptors
     from penstock.monitor.service import Service
     from penstock.system import state_directory
 
+    descriptors()  # as many connections as there may be, while TLS handshakes are under way
     kept = state_directory() / "monitor.sqlite" if history else None
     with contextlib.ExitStack() as opened:
         page = opened.enter_context(

@@ -45,7 +45,7 @@ def play(
     """Play a recording back in order, at its own speed or another.
 
     Without --map each topic goes back to the address that it was recorded from. tcp://, journal: and broker:// keep the
-    recorded times; at shm: and bus: a message has the time at which it is played.
+    recorded times; at shm: a message has the time at which it is played.
 
     Example: [green]penstock play run1 --speed 2 --map camera.front=shm:/replay --for 30s[/]
     """
@@ -87,6 +87,7 @@ def _bar(journals: list[Journal]) -> Iterator[Callable[[int], None]]:
                 progress.update(task)
 
         yield advance
+        progress.update(task, total=progress.tasks[task].completed)  # what --topic and --for leave out is no rest
 
 
 def _report(player: Player, story: Story, as_json: bool) -> None:

@@ -145,7 +145,12 @@ def _serve(
     if kept := _kept(infos):
         _say(f"{kept} messages were not handled; their sources keep them, and they come with the next start")
     if not drained:
-        exits.told(f"not everything was handled in {drain_timeout} s; what was left is dropped and counted")
+        given_up = ", ".join(map(without_secrets, gateway.abandoned))
+        exits.told(
+            f"abandoned, because they did not come back: {given_up}"
+            if given_up
+            else f"not everything was handled in {drain_timeout} s; what was left is dropped and counted"
+        )
         raise typer.Exit(exits.FAILED)
 
 
@@ -188,10 +193,14 @@ def _next(asked: queue.SimpleQueue[tuple[str, list[str]]]) -> tuple[str, list[st
 
 
 def _reload(gateway: Gateway, file: Path, again: list[str]) -> None:
+    before = [one.name for one in gateway.modules()]
     try:
         done = gateway.apply(file, again=again)
     except (PenstockError, OSError) as error:
-        exits.told(f"{error}; the gateway goes on as it was")
+        there = {one.name for one in gateway.modules()}
+        gone = ", ".join(without_secrets(name) for name in before if name not in there)
+        how = f"without {gone}, which could not be put back" if gone else "as it was"
+        exits.told(f"{error}; the gateway goes on {how}")
     else:
         _say("reloaded: " + (", ".join(done) or "nothing has changed"))
 

@@ -99,12 +99,15 @@ def table(
     least: Mapping[str, int] = MappingProxyType({}),
     names: Sequence[str] = ("address", "topic", "name", "channel"),
     spare: Sequence[str] = ("program", "state", "why"),
+    yields: Sequence[str] = (),
+    last: Sequence[str] = (),
 ) -> Table:
     """A table without a frame; the columns named in ``right`` are aligned to the right.
 
     If it is wider than ``width`` (default: the terminal), ``spare`` columns of free text are cut at their end first,
-    then left out; then ``names`` are shortened in their middle. Numbers are never cut. ``least`` is how wide a column
-    is at least.
+    then left out; then the columns that ``yields`` lists are left out, one after another; then ``names`` are shortened
+    in their middle; then the columns that ``last`` lists are left out, and then further numbers from the right, which
+    a line below the table names. Numbers are never cut. ``least`` is how wide a column is at least.
     """
     from rich.table import Table
     from rich.text import Text
@@ -115,11 +118,14 @@ def table(
         max([len(name), least.get(name, 0), *(cell_len(row[at][0]) for row in shown)])
         for at, name in enumerate(columns)
     ]
-    gap, widths = _fitted(columns, widths, width or columns_of(sys.stdout), names, spare)
+    most = width or columns_of(sys.stdout)
+    gap, widths = _fitted(columns, widths, most, names, spare, yields)
+    widths, missing = _left_out(columns, widths, most, right, last)
     kept = [at for at, wide in enumerate(widths) if wide]
     made = Table(
         box=None, header_style="bold", pad_edge=False, title=Text(title) if title else None, title_justify="left",
-        padding=(0, gap, 0, 0),
+        padding=(0, gap, 0, 0), caption=Text(f"no room for {', '.join(missing)}", style="dim") if missing else None,
+        caption_justify="left",
     )  # fmt: skip
     for at in kept:
         name = columns[at]
@@ -131,7 +137,12 @@ def table(
 
 
 def _fitted(
-    columns: Sequence[str], widths: list[int], most: int, names: Sequence[str], spare: Sequence[str]
+    columns: Sequence[str],
+    widths: list[int],
+    most: int,
+    names: Sequence[str],
+    spare: Sequence[str],
+    yields: Sequence[str],
 ) -> tuple[int, list[int]]:
     """The gap between columns, and the width of each; 0 for one that is left out."""
     widths = list(widths)
@@ -139,19 +150,39 @@ def _fitted(
         over = sum(widths) + gap * (len(widths) - 1) - most
         if over <= 0:
             return gap, widths
-    for name in reversed(columns):  # the last free text first
+    for at, name in reversed(list(enumerate(columns))):  # the last free text first
         if name in spare and over > 0:
-            at = columns.index(name)
             left = widths[at] - over
             over -= widths[at] - (left if left >= LEAST_TEXT else -1)
             widths[at] = left if left >= LEAST_TEXT else 0
-    for name in columns:
-        if name in names and over > 0:
+    for name in yields:
+        if name in columns and over > 0:
             at = columns.index(name)
+            over -= widths[at] + 1
+            widths[at] = 0
+    for at, name in enumerate(columns):
+        if name in names and over > 0:
             left = max(LEAST_NAME, widths[at] - over)
             over -= max(0, widths[at] - left)
             widths[at] = min(widths[at], left)
     return 1, widths
+
+
+def _left_out(
+    columns: Sequence[str], widths: list[int], most: int, right: Sequence[str], last: Sequence[str]
+) -> tuple[list[int], list[str]]:
+    """The widths with 0 for the columns that find no room, and the names of those that nobody expects to be missing."""
+    widths, missing = list(widths), list[str]()
+    expected = [columns.index(name) for name in last if name in columns]
+    numbers = [at for at in reversed(range(len(columns))) if columns[at] in right and at not in expected]
+    for at in [*expected, *numbers]:
+        kept = [wide for wide in widths if wide]
+        if sum(kept) + len(kept) - 1 <= most or len(kept) == 1:
+            break
+        if widths[at]:
+            widths[at] = 0
+            missing += [] if at in expected else [columns[at]]
+    return widths, missing[::-1]
 
 
 def _cut(text: str, width: int, middle: bool) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import datetime
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,7 @@ _PAYLOAD = re.compile(r"\*|\b(payload|text|json)\b", re.IGNORECASE)
 _PROPERTIES = re.compile(r"\*|\bproperties\b", re.IGNORECASE)
 BAR_COLUMNS = 40
 FORMS = ("table", "csv", "json")
+_WHOLE = (int, float, datetime.date, datetime.time, datetime.timedelta)  #: never cut in a table
 
 
 @app.command()
@@ -56,13 +58,16 @@ def sql(
     exits.choice(form, FORMS, "--format")
     import duckdb
 
+    failed: list[PenstockError] = []
     connection = duckdb.connect(config={"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"})
     try:
-        asked = _TABLE.sub(lambda found: _named(connection, found, query, check), query)
+        asked = _TABLE.sub(lambda found: _named(connection, found, query, check, failed), query)
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         answer = connection.execute(asked)
+        if answer is None:  # a comment, a lone semicolon
+            raise InvalidArgument("sql: the query is empty")
         names = [column[0] for column in answer.description or ()]
         rows = answer.fetchall()
     except duckdb.CatalogException as error:
@@ -70,13 +75,17 @@ def sql(
             raise InvalidArgument(f"sql: there is no folder {lacking[1]} of a recording or journal") from None
         raise InvalidArgument(f"sql: {str(error).strip()}") from None
     except duckdb.Error as error:
+        if failed:
+            raise failed[0] from None
         raise InvalidArgument(f"sql: {str(error).strip()}") from None
     finally:
         connection.close()
     _print(names, rows, "json" if as_json else form, plot)
 
 
-def _named(connection: duckdb.DuckDBPyConnection, found: re.Match[str], query: str, check: bool) -> str:
+def _named(
+    connection: duckdb.DuckDBPyConnection, found: re.Match[str], query: str, check: bool, failed: list[PenstockError]
+) -> str:
     """A folder behind FROM as a table of its name; anything else stays as it is."""
     word = found[2]
     path = Path(word.strip("'\""))
@@ -86,12 +95,17 @@ def _named(connection: duckdb.DuckDBPyConnection, found: re.Match[str], query: s
         return found[0]
     name = '"' + str(path).replace('"', '""') + '"'
     if connection.execute("select 1 from duckdb_views() where view_name = ?", [str(path)]).fetchone() is None:
-        _load(connection, path, name, query, check)
+        _load(connection, path, name, query, check, failed)
     return f"{found[1]} {name}"
 
 
-def _load(connection: duckdb.DuckDBPyConnection, path: Path, name: str, query: str, check: bool) -> None:
-    """Load the messages into a DuckDB table, which is in memory and spills to disk if it does not fit."""
+def _load(
+    connection: duckdb.DuckDBPyConnection, path: Path, name: str, query: str, check: bool, failed: list[PenstockError]
+) -> None:
+    """Load the messages into a DuckDB table, which is in memory and spills to disk if it does not fit.
+
+    What reading fails with is added to ``failed``: DuckDB makes a text with a traceback of it.
+    """
     import pyarrow
 
     for gap in read_story(path).missing():
@@ -103,7 +117,7 @@ def _load(connection: duckdb.DuckDBPyConnection, path: Path, name: str, query: s
     first = next(batches, None)
     if first is None:
         raise InvalidArgument(f"{path} holds no messages")
-    reader = pyarrow.RecordBatchReader.from_batches(first.schema, _chain(first, batches))
+    reader = pyarrow.RecordBatchReader.from_batches(first.schema, _chain(first, batches, failed))
     connection.register("penstock_reader", reader)
     kept = f'"messages of {len(connection.execute("show tables").fetchall())}"'
     connection.execute(f"create temp table {kept} as select * from penstock_reader where topic <> '{STORY}'")  # noqa: S608 - own names
@@ -151,9 +165,13 @@ def _decoded(journal: Journal, batches: Iterator[Any]) -> Iterator[Any]:
         yield batch.append_column("decoded", pyarrow.array(texts, pyarrow.string()))
 
 
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+def _chain(first: Any, rest: Iterator[Any], failed: list[PenstockError]) -> Iterator[Any]:
     yield first
-    yield from rest
+    try:
+        yield from rest
+    except PenstockError as error:
+        failed.append(error)
+        raise
 
 
 def _print(names: list[str], rows: list[tuple[Any, ...]], form: str, plot: bool) -> None:
@@ -165,7 +183,7 @@ def _print(names: list[str], rows: list[tuple[Any, ...]], form: str, plot: bool)
         writer.writerow(names)
         writer.writerows([_text(value) for value in row] for row in rows)
     else:
-        numbers = [name for at, name in enumerate(names) if rows and isinstance(rows[0][at], int | float)]
+        numbers = [name for at, name in enumerate(names) if rows and isinstance(rows[0][at], _WHOLE)]
         cells = [[_text(value) for value in row] for row in rows]
         if plot and rows and not isinstance(rows[0][-1], int | float):
             exits.told(f"--plot draws the last column, and {names[-1]} holds no numbers")
@@ -177,10 +195,20 @@ def _print(names: list[str], rows: list[tuple[Any, ...]], form: str, plot: bool)
 
 
 def _bars(values: list[Any]) -> list[str]:
-    """A bar for each number; the longest fills the room."""
-    numbers = [float(value) if isinstance(value, int | float) else 0.0 for value in values]
-    most = max((abs(number) for number in numbers), default=0.0) or 1.0
-    return ["█" * round(abs(number) / most * BAR_COLUMNS) for number in numbers]
+    """A bar for each number, to the left of zero for a negative one; the longest fills its room.
+
+    What is no number, or not a finite one, has none.
+    """
+    known = [float(value) if isinstance(value, int | float) else 0.0 for value in values]
+    numbers = [number if math.isfinite(number) else 0.0 for number in known]
+    least, most = min([0.0, *numbers]), max([0.0, *numbers])
+    step = (most / BAR_COLUMNS - least / BAR_COLUMNS) or 1.0
+    zero = round(-least / step)
+    bars = [round(abs(number) / step) for number in numbers]
+    return [
+        " " * (zero - wide) + "█" * wide if number < 0 else " " * zero + "█" * wide
+        for number, wide in zip(numbers, bars, strict=True)
+    ]
 
 
 def _plain(value: Any) -> Any:
@@ -193,6 +221,8 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no such number
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 

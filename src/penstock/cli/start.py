@@ -37,7 +37,10 @@ def start_options(address: str, since: str | None, first: str | None, last: int 
         raise InvalidArgument(f"--last: {parts.text} cannot be read backwards; journal: addresses can")
     if first == "end":
         return {"history": False} if "history" in names else {}
-    return {_option(names, "from_ordinal", "--from", parts.text): 1 if ordinal is None else ordinal}
+    option = _option(names, "from_ordinal", "--from", parts.text)
+    if "*" in parts.topic or ">" in parts.topic:
+        raise InvalidArgument(f"--from: {parts.text} names several topics; give each by its name, or use --since")
+    return {option: 1 if ordinal is None else ordinal}
 
 
 def _ordinal(text: str) -> int:

@@ -77,9 +77,10 @@ def sub(
     ] = False,
     ledger: Annotated[bool, typer.Option(help="Print the ledger on standard error at the end.")] = False,
 ) -> None:
-    """Read messages from any addresses; '*' in one stands for any characters ('shm:/cam/*').
+    """Read messages from any addresses; '*' in one stands for any characters ('shm:/cam/*'): what is published when
+    this begins, not what comes later.
 
-    Losses are printed on standard error as they happen, and after a second of silence the reason why nothing arrives.
+    Losses are printed on standard error as they happen, and if nothing came within a second of the start, why.
     Filters know size, ordinal, timestamp, age, channel, position, id, vchan_id, payload, properties.NAME and fields of
     the value as .name; and, or, not, in, contains, startswith, endswith, like. If the publisher is typed, fields of
     every encoding are known, and what is no text is printed as JSON; --fields prints one line of values, separated by
@@ -339,7 +340,10 @@ class Reader:
             if most is None or came < most:
                 came += self._some(source, None if most is None else most - came, 0)
         if not came:
-            select.select([source.subscriber.fileno() for source in self.sources], [], [], wait_s)
+            waiting = select.poll()  # select takes no descriptor above 1023
+            for source in self.sources:
+                waiting.register(source.subscriber.fileno(), select.POLLIN)
+            waiting.poll(wait_s * 1000)
         return came
 
     def _some(self, source: Source, most: int | None, wait_s: float) -> int:

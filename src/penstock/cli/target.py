@@ -186,19 +186,9 @@ def expanded(given: list[str], kinds: Sequence[str] = PRODUCERS) -> list[str]:
 
 def broker_address(address: str) -> str:
     """``broker:QUEUE``, as ls prints a queue of this machine, as the address of its broker; any other as it is."""
-    scheme, _, rest = address.partition(":")
-    if scheme != "broker" or rest.startswith("//"):
-        return address
-    from penstock.observe.snapshot import live
+    from penstock.observe import snapshot
 
-    name, _, query = rest.partition("?")
-    blocks = [block for block in live() if block.room == "broker"]
-    holders = {block.pid for block in blocks if block.kind == "queue" and block.name == name}
-    found = sorted({block.name for block in blocks if block.kind == "broker" and block.pid in holders})
-    if len(found) != 1:
-        told = f"brokers {', '.join(found)} have one" if found else "no broker of this machine has one"
-        raise InvalidArgument(f"{address}: {told}; write broker://HOST:PORT/?queue={name}")
-    return f"broker://{found[0]}/?{'&'.join(filter(None, (urlencode({'queue': name}, quote_via=quote), query)))}"
+    return snapshot.broker_address(address)
 
 
 def with_options(address: str, options: list[str] | None, **more: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,15 +25,17 @@ COLOURS = {"books": "bold red", "stuck": "red", "losing": "yellow", "late": "yel
 COLUMNS = ("address", "kind", "pid", "rate", "bytes", "messages", "lost", "waiting", "p50", "p99", "health", "why")
 NARROW = ("address", "kind", "pid", "rate", "lost", "waiting", "p99", "health", "why")  #: below 100 columns
 RIGHT = ("pid", "rate", "bytes", "messages", "lost", "waiting", "p50", "p99")
+YIELDS = ("p50", "bytes", "messages")  #: left out before names are shortened
+LAST = ("p99", "pid", "waiting")  #: left out before a number would be cut
 SORTS = ("trouble", "rate", "lost", "waiting", "address")
-HELP = "q quit  s sort  / filter, esc clears  space pause  arrows scroll"
+HELP = "q quit  s sort  / filter  space pause  arrows scroll"
 #: Figures of changing length keep the columns where they are.
 WIDTHS = {"rate": 9, "bytes": 9, "messages": 8, "lost": 6, "waiting": 7, "p50": 7, "p99": 7}
 
 
 @app.command()
 def top(
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, max=86400.0, help="Seconds between two looks.")] = 1.0,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many looks.")] = None,
     match: Annotated[str, typer.Option(help="Only addresses that contain this.")] = "",
     sort: Annotated[
@@ -84,7 +86,8 @@ class View:
         elif key == " ":
             self.paused = not self.paused
         else:
-            steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -page, "page down": page, "home": -self.first}
+            steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -page, "page down": page}
+            steps |= {"home": -self.first, "end": sys.maxsize}
             self.first = max(0, self.first + steps.get(key, 0))
         return True
 
@@ -167,8 +170,8 @@ def _table(state: State, view: View, page: int | None = None) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    sums = summary(state)
     looks = view.chosen(state)
+    sums = summary(replace(state, looks=tuple(looks)))  # of the rows, as the number of handles is
     processes = len({look.block.pid for look in looks})
     rows = looks if page is None else looks[view.first : view.first + page]
     head = Text.assemble(
@@ -176,10 +179,12 @@ def _table(state: State, view: View, page: int | None = None) -> RenderableType:
         f"  {show.rate_text(sums['delivered_hz'])} out  {show.bytes_text(sums['bytes_hz'], '/s')}  ",
         (f"{show.count_text(sums['lost'])} lost", "yellow" if sums["lost"] else "green"),
         f"  {show.number_of(len(looks), 'handle')} in {show.number_of(processes, 'process', 'processes')}",
-    )
+        no_wrap=True, overflow="ellipsis",
+    )  # fmt: skip
     columns = NARROW if show.columns_of(sys.stdout) < 100 else COLUMNS
     cells = [_cells(look) for look in rows]
-    made = show.table(columns, [[row[name] for name in columns] for row in cells], RIGHT, least=WIDTHS)
+    shown = [[row[name] for name in columns] for row in cells]
+    made = show.table(columns, shown, RIGHT, least=WIDTHS, yields=YIELDS, last=LAST)
     if page is None:
         return Group(head, made)
     return Group(head, made, _status(view, len(rows), len(looks)))
@@ -192,7 +197,7 @@ def _status(view: View, shown: int, most: int) -> RenderableType:
         return Text(f"filter: {view.match}_", style="reverse")
     place = f"{view.first + 1}-{view.first + shown} of {most}" if shown < most else f"{most}"
     said = f"{place} by {view.sort}" + (f", /{view.match}" if view.match else "") + (", PAUSED" if view.paused else "")
-    return Text(f"{said}   {HELP}", style="dim")
+    return Text(f"{said}   {HELP}", style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def _cells(look: Look) -> dict[str, show.Cell]:

@@ -690,6 +690,7 @@ class Ending:
         """All within ``timeout`` seconds, of which a part is kept back for stop and destroy; None: for ever."""
         if timeout is None:
             return cls(Deadline(None), Deadline(None), Deadline(None))
+        timeout = max(0.0, timeout)  # also nan
         drained_s = timeout - min(timeout / 4, RESERVE_S)
         over_s = max(timeout, END_S)
         return cls(Deadline(drained_s), Deadline((drained_s + over_s) / 2), Deadline(over_s))

@@ -132,6 +132,7 @@ def _start(gateway: Gateway, entries: list[ModuleEntry]) -> None:
 
 
 def _remove_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo) -> None:
+    there = gateway._kept.get(entry.name)
     with _told_at(entry.where):
         try:
             gateway.remove_module(entry.name)
@@ -139,7 +140,9 @@ def _remove_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo) -> None:
             if not error.hung:
                 raise
             gateway.remove_module(entry.name, drain=False)  # a module that hangs must not prevent the roll-back
-    undo.note(lambda: (gateway._add_entry(entry, start=False), None)[1])
+    # made again as it was made: its code may have changed since
+    made = there.recipe if there is not None else None
+    undo.note(lambda: (gateway._add_entry(entry, start=False, made=made), None)[1])
 
 
 def _add_link(gateway: Gateway, link: Link, undo: _Undo) -> None:

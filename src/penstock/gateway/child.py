@@ -109,19 +109,26 @@ class Child:
                 timeout_ms = None
                 if self.started:
                     poll.register(self.subscriber.fileno(), select.POLLIN)
-            ready = self.wait(poll, timeout_ms)
+            if timeout_ms is None and self.loop is not None:
+                self.run_loop()
+            ready = poll.poll(timeout_ms)
             if any(number == self.connection.fileno() for number, _ in ready):
                 status = self.obey()
                 if status is not None:
                     return status
 
-    def wait(self, poll: select.poll, timeout_ms: int | None) -> list[tuple[int, int]]:
-        """What is ready; the module's own tasks run meanwhile, where it has an event loop."""
-        if self.loop is not None:
-            descriptors = [self.connection.fileno(), *([self.subscriber.fileno()] if self.started else [])]
-            self.loop.run_until_complete(asyncio.sleep(0) if timeout_ms == 0 else _readable(descriptors))
-            timeout_ms = 0
-        return poll.poll(timeout_ms)
+    def run_loop(self) -> None:
+        """Let the module's tasks run until something comes."""
+        assert self.loop is not None
+        came = asyncio.Event()
+        watched = [self.connection.fileno(), *([self.subscriber.fileno()] if self.started else [])]
+        for number in watched:
+            self.loop.add_reader(number, came.set)
+        try:
+            self.loop.run_until_complete(came.wait())
+        finally:
+            for number in watched:
+                self.loop.remove_reader(number)
 
     def obey(self) -> int | None:
         """Do what the gateway says; the exit status when that was the last thing."""
@@ -151,7 +158,7 @@ class Child:
         try:
             function(*arguments)
         except Exception as error:
-            log.exception("module %r: %s raised", self.name, step.name.lower())
+            log.debug("module %r: %s raised", self.name, step.name.lower(), exc_info=True)  # the gateway tells of it
             reason = reason_of(error)
             self.reply(control.Reply(control.Status.ERROR, reason=reason, step=step))
         else:
@@ -226,8 +233,8 @@ class Child:
         log.error("module %r: skipped: %s", self.name, error)
 
     def failed(self, reply: control.Reply) -> None:
-        """Tell of a failure in receive: the gateway counts it and says so, where it has not just said it."""
-        log.debug("module %r: receive raised", self.name, exc_info=True)
+        """Tell of a failure in receive."""
+        log.debug("module %r: receive raised", self.name, exc_info=True)  # the gateway tells of it
         self.reply(reply)
 
     def call(self, function: Any, *arguments: Any) -> None:
@@ -249,19 +256,6 @@ class Child:
         for handle in (self.subscriber, self.broker):
             if handle is not None:
                 handle.close()
-
-
-async def _readable(descriptors: Sequence[int]) -> None:
-    """Until one of them is."""
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    for number in descriptors:
-        loop.add_reader(number, lambda: None if ready.done() else ready.set_result(None))
-    try:
-        await ready
-    finally:
-        for number in descriptors:
-            loop.remove_reader(number)
 
 
 def connect(place: str, timeout_s: float = 30.0) -> socket.socket:
@@ -287,7 +281,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then ends this in order
     logging.basicConfig(format="%(name)s: %(message)s")
     if os.environ.get("PENSTOCK_DEBUG"):  # where a failure was
-        logging.getLogger("penstock.gateway").setLevel(logging.DEBUG)
+        log.setLevel(logging.DEBUG)
     connection = connect(given.control)
     exit_when_hung_up(connection.fileno(), GRACE_MS)
     status = Child(connection, given.kind, given.name, given.exit_on_failure, given.max_message_bytes).serve()

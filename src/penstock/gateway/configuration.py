@@ -102,6 +102,10 @@ class Configuration:
         ends = [end for link in self.links for end in link.ends if is_address(end)]
         return tuple(dict.fromkeys(ends))
 
+    def without(self, names: Container[str]) -> Configuration:
+        """The same without these modules."""
+        return replace(self, modules=tuple(entry for entry in self.modules if entry.name not in names))
+
 
 def is_address(end: str) -> bool:
     """Whether a link's end is an address; without a known scheme it is the name of a module."""

@@ -286,8 +286,8 @@ class Gateway:
         entry = configurations.with_care(entry, queue, restart, stuck_after_s)
         return self._add_entry(entry)
 
-    def _add_entry(self, entry: ModuleEntry, *, start: bool = True) -> ModuleInfo:
-        kept = Kept(recipe(entry, self._loaders), entry.restart, entry.stuck_after_s, entry)
+    def _add_entry(self, entry: ModuleEntry, *, start: bool = True, made: Recipe | None = None) -> ModuleInfo:
+        kept = Kept(made or recipe(entry, self._loaders), entry.restart, entry.stuck_after_s, entry)
         return self._add(kept, entry.queue, start=start)
 
     def _add(
@@ -701,7 +701,12 @@ class Gateway:
         elif not isinstance(configuration, Configuration):
             configuration = configurations.parse(configuration)
         with self._one_change():
-            done = apply(self, self._applied, configuration, frozenset(again))
+            before = set(self._kept)
+            try:
+                done = apply(self, self._applied, configuration, frozenset(again))
+            except BaseException:
+                self._applied = self._applied.without(before - set(self._kept))  # what could not be put back
+                raise
             self._applied = configuration
         return done
 

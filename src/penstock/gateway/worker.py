@@ -66,7 +66,8 @@ class Deadline:
     """A moment until which several waits may last together; ``seconds`` None: for ever."""
 
     def __init__(self, seconds: float | None) -> None:
-        self._end = None if seconds is None else time.monotonic() + max(0.0, seconds)
+        for_ever = seconds is None or seconds >= threading.TIMEOUT_MAX
+        self._end = None if for_ever else time.monotonic() + max(0.0, seconds or 0.0)
 
     @property
     def left_s(self) -> float | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._core import Counters, Draft
 from penstock._core import journal as native
 from penstock.carry import total_bytes
-from penstock.channel import Ledger, Publisher, Subscriber, Terms, check_timeout
+from penstock.channel import Ledger, Publisher, Subscriber, Terms, check_subscribers, check_timeout
 from penstock.errors import ClosedError, CorruptionError, InvalidArgument
 from penstock.journal import presence
 from penstock.journal.books import Books
@@ -333,6 +333,7 @@ class JournalPublisher(Publisher):
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
         """Wait for this many followers, in any process. Not needed to avoid losses: stored messages wait for their
         readers."""
+        check_subscribers(subscribers)
         check_timeout(timeout)
         self._check_open()
         deadline = None if timeout is None else time.monotonic() + timeout

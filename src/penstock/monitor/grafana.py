@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.observe.rates import READERS
+
 __all__ = ["dashboard"]
 
 #: A name means something in its room only: a bus and a channel in shared memory may have the same.
 NAME = "{{room}} {{name}}"
 
-_LATENCY = "sum by (le, room, name) (rate(penstock_latency_seconds_bucket[5m]))"
+_LATENCY = 'sum by (le, room, name) (rate(penstock_latency_seconds_bucket{kind!="tail"}[5m]))'
+
+#: As on the page, what is handed to a program: not what a bus, a broker, a journal or a link passes on.
+_DELIVERED = (
+    f'penstock_delivered_total{{kind=~"{"|".join(READERS)}|pipeline"}}',
+    'penstock_delivered_total{room="bus",kind="queue"}',
+    'penstock_delivered_total{kind="module",name!~".*:.*"}',
+)
 
 #: Title, unit of Grafana, and queries with their legends, in the order of the page.
 _PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ("Published", "cps", (('sum by (room, name) (rate(penstock_matched_total{kind="publisher"}[1m]))', NAME),)),
-    ("Delivered", "cps", (('sum by (room, name) (rate(penstock_delivered_total{kind!~"publisher|tail"}[1m]))', NAME),)),
+    ("Delivered", "cps", (
+        (f"sum by (room, name) ({' or '.join(f'rate({counter}[1m])' for counter in _DELIVERED)})", NAME),
+    )),
     ("Lost", "cps", (
         (
             'sum by (room, name, reason) (rate(penstock_dropped_total{reason!="filtered",kind!="tail"}[1m]))',
@@ -25,8 +36,8 @@ _PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
         (f"histogram_quantile(0.5, {_LATENCY})", f"{NAME} p50"),
         (f"histogram_quantile(0.99, {_LATENCY})", f"{NAME} p99"),
     )),
-    ("Waiting", "short", (("sum by (room, name) (penstock_depth)", NAME),)),
-    ("Lag", "short", (("sum by (room, name) (penstock_lag)", NAME),)),
+    ("Waiting", "short", (("sum by (room, name) (penstock_depth{kind!=\"tail\"})", NAME),)),
+    ("Lag", "short", (("sum by (room, name) (penstock_lag{kind!=\"tail\"})", NAME),)),
     ("Bytes", "Bps", (('sum by (room, name) (rate(penstock_bytes_total{kind="publisher"}[1m]))', NAME),)),
     ("Books that do not close", "short", (("penstock_alarms", "handles"),)),
 )  # fmt: skip

@@ -62,7 +62,8 @@ def _buckets(counts: Sequence[int]) -> list[tuple[str, int]]:
 
 def _labels(look: Look) -> tuple[str, ...]:
     block = look.block
-    return (block.room, block.kind, block.name, str(block.pid), f"{block.index}.{block.taking}")
+    name = block.name.removeprefix("bus:") if block.room == "bus" else block.name  # of its handles as of the bus itself
+    return (block.room, block.kind, name, str(block.pid), f"{block.index}.{block.taking}")
 
 
 def exposition(watcher: Watcher) -> bytes:

@@ -15,7 +15,7 @@ def handle_record(look: Look) -> dict[str, Any]:
     """One handle: its ledger, its rates, the verdict."""
     block, ledger, latency = look.block, look.block.ledger, look.latency
     return {
-        "key": f"{block.pid}-{block.index}-{block.taking}",
+        "key": "-".join(map(str, block.key)),
         "where": block.place, "channel": block.channel, "name": block.name, "name_cut": block.name_cut,
         "address": block.address, "room": block.room, "kind": block.kind, "pid": block.pid,
         "program": block.program, "state": block.state, "opened_ns": block.opened_ns,

@@ -3,7 +3,8 @@
 Rules: the page loads nothing from other hosts (the content security policy forbids it). A monitor that does not listen
 on loopback needs a token. A request from another site's page (by its Origin or Sec-Fetch-Site) is refused, and on
 loopback one with a foreign Host header, so that a web page cannot reach it through the user's browser. Actions are
-refused unless they were allowed. A request's body is read up to ``MAX_BODY_BYTES``.
+refused unless they were allowed. A request's body is read up to ``MAX_BODY_BYTES`` and for ``BODY_S``; there are at
+most ``MAX_PAGES`` pages at a time, and ``MAX_ANSWERS`` other answers. What a connection may do is in ``connections``.
 All this runs in one event loop; the watcher has a thread of its own.
 """
 
@@ -17,6 +18,7 @@ import json
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +36,13 @@ from starlette.types import Message as MessageType
 
 from penstock import __version__
 from penstock.address import is_loopback
-from penstock.errors import InvalidArgument, PenstockError
+from penstock.errors import InvalidArgument, PenstockError, RefusedError
 from penstock.monitor import actions, metrics, tail
 from penstock.monitor.grafana import dashboard
 from penstock.monitor.report import Changes, state_record
 from penstock.observe.explain import explain
 from penstock.observe.latency import BOUNDS_NS
+from penstock.observe.snapshot import broker_address, live
 from penstock.observe.watcher import Watcher
 
 __all__ = ["Settings", "application"]
@@ -56,12 +59,19 @@ POLICY = "; ".join((
     "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self' data:", "connect-src 'self'",
     "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
 ))  # fmt: skip
-COOKIE = "penstock_token"
+#: With the port that the browser asked for: it sends a cookie to all ports of a host, and each monitor has its token.
+COOKIE = "penstock_token_{port}"
 #: Values of Sec-Fetch-Site that are let in: our own page, or the user's own navigation. Programs send no such header.
 OWN_PAGE = ("same-origin", "none")
 #: A page that takes no message for so long loses its tail.
 STALLED_S = 10.0
 MAX_BODY_BYTES = 64 << 10
+BODY_S = 10.0
+#: Pages that are open (streams of events), and answers of the API that are made or sent at a time.
+MAX_PAGES = 32
+MAX_ANSWERS = 16
+#: A longer answer is sent in pieces, so that the next one waits until the peer has taken the one before.
+PIECE_BYTES = 64 << 10
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]@/?#\s]+))(?::\d{1,5})?", re.IGNORECASE)
 
 
@@ -81,6 +91,7 @@ class Door:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._settings = settings
+        self._under_way: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: MessageType) -> None:
@@ -90,10 +101,27 @@ class Door:
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers["Referrer-Policy"] = "no-referrer"
                 headers.setdefault("Cache-Control", "no-store")
-            await send(message)
+            body = message.get("body", b"")
+            while len(body) > PIECE_BYTES:
+                await send({"type": "http.response.body", "body": body[:PIECE_BYTES], "more_body": True})
+                body = body[PIECE_BYTES:]
+            await send({**message, "body": body} if "body" in message else message)
 
-        refused = self._refusal(Request(scope)) if scope["type"] == "http" else None
-        await (refused or self._app)(scope, receive, send_with_headers)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refused = self._refusal(Request(scope))
+        kind, most = _bound(scope["path"])
+        if refused is None and self._under_way[kind] >= most:
+            refused = JSONResponse({"error": f"{most} {kind} are open already; ask again later"}, 503)
+        if refused is not None:
+            await refused(scope, receive, send_with_headers)
+            return
+        self._under_way[kind] += 1
+        try:
+            await self._app(scope, receive, send_with_headers)
+        finally:
+            self._under_way[kind] -= 1
 
     def _refusal(self, request: Request) -> Response | None:
         if is_loopback(self._settings.host) and not _names_loopback(request.headers.getlist("host")):
@@ -109,11 +137,13 @@ class Door:
             # Move the token into a cookie at once: it must not stay in the address bar and the history.
             answer = RedirectResponse("/", 303)
             answer.set_cookie(
-                COOKIE, quote(token, safe=""), httponly=True, samesite="strict", secure=self._settings.tls
+                _cookie(request), quote(token, safe=""), httponly=True, samesite="strict", secure=self._settings.tls
             )
             return answer
-        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if _equal_secrets(bearer, token) or _equal_secrets(request.cookies.get(COOKIE, ""), quote(token, safe="")):
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and _equal_secrets(bearer.strip(), token):
+            return None
+        if _equal_secrets(request.cookies.get(_cookie(request), ""), quote(token, safe="")):
             return None
         return PlainTextResponse("a token is needed: open /?token=..., or send 'Authorization: Bearer ...'", 401)
 
@@ -124,6 +154,17 @@ class Door:
         if origin is not None and origin != f"{scheme}://{request.headers.get('host', '')}":
             return False
         return request.headers.get("sec-fetch-site", "none") in OWN_PAGE
+
+
+def _bound(path: str) -> tuple[str, int]:
+    """What a request counts as, and how many of them there may be."""
+    if path == "/api/events":
+        return "pages", MAX_PAGES
+    return ("tails", tail.MAX_TAILS + 1) if path == "/api/tail" else ("answers", MAX_ANSWERS)
+
+
+def _cookie(request: Request) -> str:
+    return COOKIE.format(port=request.url.port or request.url.scheme)
 
 
 def _names_loopback(hosts: list[str]) -> bool:
@@ -195,19 +236,30 @@ class _Api:
     async def events(self, request: Request) -> Response:
         """One event per look: what changed of the state, and the newest sample of every series; in between, beats."""
 
+        changes = Changes()
+
+        def event() -> str:
+            record = {**changes.of(self._record(request)), "sample": self._watcher.history.series(None, 1)}
+            return f"data: {json.dumps(record)}\n\n"
+
         async def stream() -> AsyncIterator[str]:
             seen = 0
-            changes = Changes()
             while not self._ending() and not await request.is_disconnected():
-                state = await asyncio.to_thread(self._watcher.wait, seen, 0.5)
-                if state.time_ns == seen:  # the page takes silence for a connection that was lost
+                if await self._looked_after(seen):
+                    seen = self._watcher.state.time_ns
+                    yield await asyncio.to_thread(event)
+                else:  # the page takes silence for a connection that was lost
                     yield "event: beat\ndata: 1\n\n"
-                    continue
-                seen = state.time_ns
-                record = {**changes.of(self._record(request)), "sample": self._watcher.history.series(None, 1)}
-                yield f"data: {json.dumps(record)}\n\n"
 
         return StreamingResponse(stream(), media_type="text/event-stream")
+
+    async def _looked_after(self, seen_ns: int) -> bool:
+        """Wait up to half a second for a newer look. Without a thread, of which there are few."""
+        for _ in range(10):
+            if self._watcher.state.time_ns > seen_ns:
+                return True
+            await asyncio.sleep(0.05)
+        return False
 
     async def tail(self, request: Request) -> Response:
         """Messages of one address as they come. This subscribes, because the user asked for it."""
@@ -229,7 +281,9 @@ class _Api:
         counts = [sum(column) for column in zip(*latencies, strict=True)] if latencies else []
         record: dict[str, Any] = {"address": address, "latency": _distribution(counts)}
         try:
-            record["why"] = [dataclasses.asdict(finding) for finding in explain(address, watch_s=0.5)]
+            where = broker_address(address)
+            _check_is_open_here(where)
+            record["why"] = [dataclasses.asdict(finding) for finding in explain(where, watch_s=0.5)]
         except (PenstockError, OSError, ImportError, KeyError) as error:
             record["error"] = str(error)
         return JSONResponse(record)
@@ -241,13 +295,19 @@ class _Api:
         if request.headers.get("x-penstock-action") != "1":
             return JSONResponse({"error": "the header X-Penstock-Action: 1 is missing"}, 403)
         try:
-            body = await _bounded_body(request)
+            async with asyncio.timeout(BODY_S):
+                body = await _bounded_body(request)
+        except TimeoutError:
+            return JSONResponse({"error": f"the body did not come within {BODY_S:g} s"}, 408)
+        try:
             if body is None:
                 return JSONResponse({"error": f"a body has at most {MAX_BODY_BYTES} bytes"}, 413)
             arguments = json.loads(body or b"{}")
             if not isinstance(arguments, dict):
                 raise InvalidArgument('the body is an object such as {"queue": "jobs", "pid": 4711}')
             done = await asyncio.to_thread(actions.act, request.path_params["name"], arguments)
+        except RecursionError:
+            return JSONResponse({"error": "the body is nested too deeply"}, 400)
         except (PenstockError, OSError, ValueError) as error:
             return JSONResponse({"error": str(error)}, 400)
         return JSONResponse({"done": done})
@@ -261,6 +321,18 @@ class _Api:
         fresh = age_s < 5 * max(1.0, self._watcher.every_s)
         record = {"status": "ok" if fresh else "stale", "age_s": round(age_s, 3), "alarms": len(state.alarms)}
         return JSONResponse(record, 200 if fresh else 503)
+
+
+def _check_is_open_here(address: str) -> None:
+    """Refuse a host that nobody on this machine is connected to: a visitor could have ports tried out from here."""
+    if address.startswith(("tcp://", "broker://")):
+        host = _host_of(address)
+        if host not in {_host_of(block.address) for block in live()}:
+            raise RefusedError(f"{host}: nobody on this machine has it open")
+
+
+def _host_of(address: str) -> str:
+    return "/".join(address.partition("?")[0].split("/")[:3])
 
 
 async def _bounded_body(request: Request) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -15,14 +16,19 @@ from urllib.parse import quote
 import uvicorn
 
 from penstock.address import is_loopback
-from penstock.errors import InvalidArgument
+from penstock.errors import ClosedError, InvalidArgument
+from penstock.monitor import connections
 from penstock.monitor.server import Settings, application
 from penstock.observe.history_file import HistoryFile
 from penstock.observe.watcher import Watcher
+from penstock.quantities import check_duration
 
 __all__ = ["Service"]
 
 log = logging.getLogger("penstock.monitor")
+
+#: Seconds between two looks: more often would take a core, more seldom would not be a monitor.
+EVERY_S = (0.01, 3600.0)
 
 
 class Service:
@@ -43,8 +49,13 @@ class Service:
     ) -> None:
         """``certificate`` and ``key`` are PEM files: the page is served by TLS then, which it must be off loopback
         unless ``insecure``. ``history`` is a file that keeps a day of the plots; several monitors may share it."""
-        if token is not None and len(token) < 8:
-            raise InvalidArgument("a token has at least 8 characters, or it would be guessed")
+        if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
+            raise InvalidArgument(f"port={port!r} must be 0 to 65535; 0 takes a free one")
+        every_s = check_duration(every_s, "every_s")
+        if not EVERY_S[0] <= every_s <= EVERY_S[1]:
+            raise InvalidArgument(f"every_s={every_s:g} must be {EVERY_S[0]:g} to {EVERY_S[1]:g} seconds")
+        if token is not None and (not isinstance(token, str) or len(token) < 8):
+            raise InvalidArgument("a token is a text of at least 8 characters, or it would be guessed")
         if (certificate is None) != (key is None):
             raise InvalidArgument("TLS needs a certificate and its key")
         if certificate is None and not insecure and not is_loopback(host):
@@ -62,7 +73,7 @@ class Service:
         self._server = _Server(
             uvicorn.Config(
                 app, log_level="critical", access_log=False, timeout_graceful_shutdown=5, lifespan="off",
-                ssl_certfile=certificate, ssl_keyfile=key,
+                http=connections.Connection, ws="none", ssl_certfile=certificate, ssl_keyfile=key,
             )
         )  # fmt: skip
         if self._tls:
@@ -72,6 +83,7 @@ class Service:
                 self._socket.close()
                 raise InvalidArgument(f"the certificate {certificate} and key {key} cannot be used: {error}") from None
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     @property
     def url(self) -> str:
@@ -87,6 +99,11 @@ class Service:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the page and the watcher; any thread may, and more than once."""
+        self._closed = True
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(10)
@@ -97,10 +114,12 @@ class Service:
 
     def run(self) -> None:
         """Serve until SIGINT or SIGTERM; afterwards the caller's handlers get the signal."""
+        self._check_open()
         self._server.run(sockets=[self._socket])
 
     def start(self) -> None:
         """Serve in a thread, which leaves signals to the caller; returns when the page answers."""
+        self._check_open()
         self._server.signals = False
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, name="penstock-page", daemon=True
@@ -108,6 +127,10 @@ class Service:
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
             time.sleep(0.01)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the monitor has ended; open another one")
 
 
 class _Server(uvicorn.Server):
@@ -117,6 +140,19 @@ class _Server(uvicorn.Server):
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return super().capture_signals() if self.signals else contextlib.nullcontext()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, as uvicorn would, but with a bound for the handshake of TLS."""
+        loop = asyncio.get_running_loop()
+        handshake_s = connections.HEAD_S if self.config.ssl is not None else None
+        self.servers = [
+            await loop.create_server(self._connection, sock=one, ssl=self.config.ssl, ssl_handshake_timeout=handshake_s)
+            for one in sockets or ()
+        ]
+        self.started = True
+
+    def _connection(self) -> connections.Connection:
+        return connections.Connection(self.config, self.server_state, {})
 
 
 def _opened(path: Path | None) -> HistoryFile | None:
@@ -133,6 +169,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, connections.SEND_BUFFER_BYTES)
         listener.bind((host, port))
         listener.listen(128)
     except OSError as error:

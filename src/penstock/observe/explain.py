@@ -32,20 +32,68 @@ def explain(text: str, watch_s: float = WATCH_S) -> list[Finding]:
 
     Watches readers that have messages waiting for up to ``watch_s``, to find those that are stalled.
     """
+    return _explain(text, watch_s, set())
+
+
+def _explain(text: str, watch_s: float, passed: set[str]) -> list[Finding]:
+    """``passed``: addresses that are explained already, so that a ring of bridges has an end."""
     parts = addresses.parse(text)
     everything = seen()
-    blocks = matching(everything, text)
+    blocks = _of_address(matching(everything, text), everything, parts)
     calls = [b for b in blocks if b.kind in ("client", "server")]
     if calls:  # the channels below only carry the calls: findings about them would repeat these
-        found = [*_call_findings(parts.text, calls), *_process_findings({b.pid for b in calls})]
+        found = [*_call_findings(parts.text, calls), *_process_findings({b.pid for b in calls if b.here})]
         return sorted(found, key=lambda finding: not finding.grave)
-    found = [*_process_findings({b.pid for b in blocks}), *_room_findings(parts)]
-    found += _publisher_findings(parts.text, [b for b in blocks if b.kind in PRODUCERS], parts.scheme)
+    found = [*_process_findings({b.pid for b in blocks if b.here}), *_room_findings(parts)]
+    bridged = _bridge_findings(parts, everything, passed | {_plain(parts.text)})
+    publishers = [b for b in blocks if b.kind in PRODUCERS]
+    if publishers or not bridged:
+        found += _publisher_findings(parts.text, publishers, parts.scheme)
+    found += bridged
     readers = [b for b in blocks if b.kind not in (*PRODUCERS, TAIL)]
     found += _reader_findings(readers, _stalled_readers(readers, watch_s), watch_s)
-    if not blocks or (parts.scheme == "shm" and not any(b.kind in PRODUCERS for b in blocks)):
+    if not bridged and (not blocks or (parts.scheme == "shm" and not publishers)):
         found += _similar_addresses(parts, everything)
     return sorted(found, key=lambda finding: not finding.grave)
+
+
+def _plain(text: str) -> str:
+    """An address without its options."""
+    return text.partition("?")[0]
+
+
+def _of_address(below: list[Block], everything: list[Block], parts: addresses.Address) -> list[Block]:
+    """The handles of the address. In shared memory those ``below`` it are other channels, of which nothing arrives, and
+    a multiplexer gets what the publishers of its virtual channels publish, whatever their names are."""
+    if parts.scheme != "shm":
+        return below
+    from penstock.shm.explain import carriers
+
+    names = {f"shm:{name}" for name in carriers(parts)}
+    return [
+        b
+        for b in everything
+        if b.room == "shm" and _plain(b.address) in names
+        and (b.kind in PRODUCERS or _plain(b.address) == f"shm:{parts.name}")
+    ] + [b for b in below if b.name_cut or b.room != "shm"]  # fmt: skip
+
+
+def _bridge_findings(parts: addresses.Address, everything: list[Block], passed: set[str]) -> list[Finding]:
+    """What keeps the bridges of this machine that publish at the address from getting messages themselves."""
+    found = []
+    for block in everything:
+        source, arrow, sink = block.name.partition(" -> ")
+        if block.kind != "bridge" or not arrow or block.name_cut or _plain(sink) != _plain(parts.text):
+            continue
+        who = f"the bridge from {source} in process {block.pid}"
+        if _plain(source) in passed or source.startswith("bus:"):  # a bus cannot be seen from outside its process
+            continue
+        above = next((f for f in _explain(source, 0.0, passed) if f.grave and not f.meant), None)
+        if above is None:
+            found.append(Finding(f"{who} carried {flow(block)} messages up to now", grave=False))
+        else:
+            found.append(Finding(f"{who} gets nothing: {above.text}", f"penstock why {source}"))
+    return found
 
 
 def _room_findings(parts: addresses.Address) -> Iterator[Finding]:
@@ -210,8 +258,12 @@ def _process_findings(pids: set[int]) -> Iterator[Finding]:
 
 def _similar_addresses(parts: addresses.Address, everything: list[Block]) -> Iterator[Finding]:
     """Open addresses of the same scheme with a similar name; not the broker that this address belongs to."""
-    text = parts.text.partition("?")[0]
+    text = _plain(parts.text)
     known = {b.address.partition("?")[0] for b in everything if b.address.startswith(f"{parts.scheme}:")}
     close = difflib.get_close_matches(text, sorted(n for n in known if not text.startswith(n)), n=3, cutoff=0.75)
+    if parts.scheme == "shm":  # channels above and below it: a name cut short, or a slash too many
+        stem = text.rstrip("/")
+        near = sorted(n for n in known if n != text and (n == stem or n.startswith(stem + "/")) and n not in close)
+        close = [*near, *close][:3]
     if close:
         yield Finding(f"{' and '.join(close)} {'is' if len(close) == 1 else 'are'} open: was that meant?", meant=True)

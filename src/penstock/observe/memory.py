@@ -123,7 +123,7 @@ def with_memory(blocks: list[Block], channels: list[Channel]) -> list[Block]:
     handles: dict[tuple[int, str], list[Block]] = {}
     for block in blocks:
         if block.room == "shm":
-            handles.setdefault((block.pid, block.kind), []).append(block)
+            handles.setdefault((block.process or block.pid, block.kind), []).append(block)
     for channel in channels:
         for block, member in _members(handles, channel):
             known[block.key] = _with_member(block, channel, member)
@@ -135,9 +135,9 @@ def _members(handles: dict[tuple[int, str], list[Block]], channel: Channel) -> I
     groups: dict[tuple[int, str, str], list[Member]] = {}
     for member in channel.members:
         name = channel.name if member.vchan_id is None else channel.vchans.get(member.vchan_id, "")
-        groups.setdefault((member.pid, member.kind, name), []).append(member)
-    for (pid, kind, name), members in groups.items():
-        own = [block for block in handles.get((pid, kind), ()) if block.name in (name, channel.name)]
+        groups.setdefault((member.process or member.pid, member.kind, name), []).append(member)
+    for (process, kind, name), members in groups.items():
+        own = [block for block in handles.get((process, kind), ()) if block.name in (name, channel.name)]
         if len(own) == len(members):  # otherwise one is being opened or closed, and the order would mislead
             own.sort(key=lambda block: block.opened_ns)
             yield from zip(own, sorted(members, key=lambda member: member.joined_ns), strict=True)

@@ -12,11 +12,13 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from penstock.address import ROOMS
 from penstock.channel import Ledger
+from penstock.errors import InvalidArgument
 
-__all__ = ["Block", "Key", "live", "matching"]
+__all__ = ["Block", "Key", "live", "matching", "broker_address"]
 
 Key = tuple[int, int, int]
 
@@ -55,10 +57,12 @@ class Block:
     latency_counts: tuple[int, ...] = ()
     name_cut: bool = False  #: its name was too long: ``name`` is for people, and no address follows from it
     position: int = 0  #: where a reader of a journal goes on
+    process: int = 0  #: its process, by a number that no other has: containers have pids of their own
+    here: bool = True  #: /proc shows its process under ``pid``; False: it has that pid in another PID namespace
 
     @property
     def key(self) -> Key:
-        return (self.pid, self.index, self.taking)
+        return (self.process or self.pid, self.index, self.taking)
 
     @property
     def losses(self) -> dict[str, int]:
@@ -187,3 +191,18 @@ def absolute(address: str) -> str:
 def _block(fields: Mapping[str, Any], now: int) -> Block:
     known = {name: fields[name] for name in Block.__dataclass_fields__ if name in fields}
     return Block(**{**known, "read_ns": now})
+
+
+def broker_address(address: str) -> str:
+    """``broker:QUEUE``, as ls prints a queue of this machine, as the address of its broker; any other as it is."""
+    scheme, _, rest = address.partition(":")
+    if scheme != "broker" or rest.startswith("//"):
+        return address
+    name, _, query = rest.partition("?")
+    blocks = [block for block in live() if block.room == "broker"]
+    holders = {block.pid for block in blocks if block.kind == "queue" and block.name == name}
+    found = sorted({block.name for block in blocks if block.kind == "broker" and block.pid in holders})
+    if len(found) != 1:
+        told = f"brokers {', '.join(found)} have one" if found else "no broker of this machine has one"
+        raise InvalidArgument(f"{address}: {told}; write broker://HOST:PORT/?queue={name}")
+    return f"broker://{found[0]}/?{'&'.join(filter(None, (urlencode({'queue': name}, quote_via=quote), query)))}"

@@ -95,7 +95,7 @@ def graph(state: State, chosen: str = "") -> dict[str, Any]:
     """``{"nodes": [...], "edges": [...], "left_out": n}`` for the page.
 
     Of the node ``chosen`` and its neighbours, or of all. Of too many, those in trouble and the busiest are kept, each
-    with its neighbours, so that no box stands without its lines.
+    with its neighbours, and a channel with all its users: none is shown fed by nobody.
     """
     nodes: dict[str, _Node] = {}
     edges: dict[tuple[str, str], _Edge] = {}
@@ -181,6 +181,9 @@ def _choose(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge], chosen
     kept: set[str] = set()
     for node in sorted(nodes.values(), key=lambda node: (_TROUBLE.get(node.health, 9), -node.rate_hz, node.id)):
         together = {node.id, *around[node.id]}
+        whole = together.union(*(around[id_] for id_ in together if nodes[id_].type == "channel"))
+        if len(whole) <= MAX_NODES:
+            together = whole
         if len(kept | together) <= MAX_NODES:
             kept |= together
     return kept or set(_busiest(set(nodes), nodes, MAX_NODES))

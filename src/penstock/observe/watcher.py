@@ -84,9 +84,9 @@ class Watcher:
         """Look once, now; returns the new state."""
         before, began_ns = self._state, time.time_ns()
         blocks = self._with_last_moved(list(self._source()))
-        found = {pid: p for pid in {b.pid for b in blocks} if (p := system.process(pid)) is not None}
+        found = {pid: p for pid in {b.pid for b in blocks if b.here} if (p := system.process(pid)) is not None}
         names = {pid: process.program for pid, process in found.items()}
-        blocks = [replace(b, program=name) if (name := names.get(b.pid)) else b for b in blocks]
+        blocks = [replace(b, program=name) if b.here and (name := names.get(b.pid)) else b for b in blocks]
         rates = between((look.block for look in before.looks), blocks, self._looked_ns)
         self._unbalanced = {b.key: self._unbalanced.get(b.key, 0) + 1 for b in blocks if health.books_open(b)}
         now = time.time_ns()
@@ -138,6 +138,9 @@ class Watcher:
 
     def _run(self) -> None:
         next_s = time.monotonic()
+        if self._looked_ns:  # rates over the moment since that look would be accidents
+            next_s += self.every_s
+            self._stop.wait(self.every_s)
         last_logged = ""
         while not self._stop.is_set():
             try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.carry import due
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, nearest
 from penstock.journal.follow import JournalPublisher
 from penstock.recording.span import check_topics, topic_names
 from penstock.recording.story import Story
@@ -36,6 +36,10 @@ def targets(
         if not equals or not address:
             raise InvalidArgument(f"--map {rule!r} is not of the form TOPIC=ADDRESS")
         rules.append((name, address))
+    known = sorted({name for journal in journals for name in topic_names(journal, None)})
+    for pattern, _ in rules:  # a misspelt one would send its topic to where it came from
+        if pattern != "*" and not any(matches(pattern, name) for name in known):
+            raise InvalidArgument(f"--map: no topic matches {pattern}; {nearest(pattern, known)}")
     found, homeless = {}, []
     for name in sorted({name for journal in journals for name in topic_names(journal, topics)}):
         chosen = (to for pattern, to in rules if pattern == "*" or matches(pattern, name))
@@ -98,20 +102,25 @@ class Player:
         """
         began = time.monotonic()
         before = sum(self.counts.values())
-        for group in due(chosen, _time_ns, _size, speed):
-            ready: list[tuple[str, Message]] = []
-            for journal, message in group:
-                name = message.channel or ""
-                if name in self._said and (schema := self._new_version(name, journal, message)):
-                    self._forward(ready)
-                    ready = []
-                    self._publishers[name].agree(Terms(schema, writes=True, lenient=True))
-                if name in self._publishers:
-                    ready.append((name, message))
-            self._forward(ready)
-            advance(len(group))
-        self.seconds += time.monotonic() - began
+        try:
+            for group in due(chosen, _time_ns, _size, speed):
+                self._play_group(group)
+                advance(len(group))
+        finally:  # also when it is interrupted
+            self.seconds += time.monotonic() - began
         return sum(self.counts.values()) - before
+
+    def _play_group(self, group: list[tuple[Journal, Message]]) -> None:
+        ready: list[tuple[str, Message]] = []
+        for journal, message in group:
+            name = message.channel or ""
+            if name in self._said and (schema := self._new_version(name, journal, message)):
+                self._forward(ready)
+                ready = []
+                self._publishers[name].agree(Terms(schema, writes=True, lenient=True))
+            if name in self._publishers:
+                ready.append((name, message))
+        self._forward(ready)
 
     def _new_version(self, name: str, journal: Journal, message: Message) -> Schema | None:
         """The schema of a message where it is not what was said last of its topic."""

@@ -32,6 +32,8 @@ class Member:
     next_ordinal: int
     held: int = 0  #: slots that it holds, which cannot be reused meanwhile
     oldest_held_ns: int = 0  #: when the oldest message among them was published
+    process: int = 0  #: its process, by a number that no other has: containers have pids of their own
+    here: bool = True  #: it is alive, and /proc shows it under ``pid``
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from penstock import _core
 from penstock import address as addresses
 from penstock.finding import QUIET_S, Finding
 from penstock.quantities import iso_time
 from penstock.shm.directory import Channel, Member, channels
 from penstock.system import who
 
-__all__ = ["describe", "explain"]
+__all__ = ["carriers", "describe", "explain"]
 
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
@@ -21,7 +22,11 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
     if channel is None:
         return  # no process has it open: the caller finds that from the counters
     if channel.problem:
-        yield Finding(f"the files of {channel.name} cannot be used: {channel.problem}", "penstock shm clean")
+        where = _core.counters_directory()
+        yield Finding(
+            f"the files of {channel.name} cannot be used: {channel.problem}",
+            f"end those who use it, then remove its files from {where}",
+        )
         return
     wanted = parts.options.get("type")
     if wanted is not None and wanted != channel.type:
@@ -34,13 +39,21 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
     if mux and parts.name not in channel.vchans.values():
         near = ", ".join(sorted(channel.vchans.values())[:5]) or "none"
         yield Finding(f"no virtual channel {parts.name} in {mux}", f"it has {near}")
+    if not channel.subscribers and any(member.reliable and member.alive for member in channel.publishers):
+        yield Finding("its reliable publishers wait with their first message until somebody subscribes", grave=False)
     for member in channel.members:
         yield from _member(channel, member)
 
 
+def carriers(parts: addresses.Address) -> set[str]:
+    """The names under which publishers publish what arrives at the address: its own and its virtual channels'."""
+    channel = next((c for c in channels() if c.name == parts.name), None)
+    return {parts.name, *(channel.vchans.values() if channel is not None and channel.mux else ())}
+
+
 def _member(channel: Channel, member: Member) -> Iterator[Finding]:
     """A member that is dead, or that holds slots and since when."""
-    name = who(member.pid)
+    name = who(member.pid) if member.here else f"pid {member.pid}"
     if not member.alive:
         yield Finding(f"the {member.kind} {name} died; the next one who needs its slots takes them", grave=False)
     yield from _blocked(channel, member, name)
@@ -65,7 +78,7 @@ def _blocked(channel: Channel, member: Member, name: str) -> Iterator[Finding]:
     behind = channel.published + 1 - member.next_ordinal
     waits = any(publisher.reliable and publisher.alive for publisher in channel.publishers)
     reads = member.kind == "subscriber" and member.reliable and member.alive and member.vchan_id is None
-    if reads and waits and not channel.free_slots and behind >= channel.live_slots:
+    if reads and waits and not channel.free_slots and behind + member.held >= channel.live_slots:
         yield Finding(
             f"the channel is full: {behind} messages wait for the reliable subscriber {name}, and reliable publishers "
             "wait for it",

@@ -26,14 +26,18 @@ if TYPE_CHECKING:
 class WeakReference:
     """Returns the message while its slot is unchanged, else None. Does not hold the slot."""
 
-    __slots__ = ("_place", "_subscriber")
+    __slots__ = ("_decoder", "_place", "_subscriber")
 
     def __init__(self, subscriber: Subscriber, message: Message) -> None:
         self._subscriber = subscriber
         self._place = subscriber._place_of(message)
+        self._decoder = message._decoder  # its value stays what it was
 
     def __call__(self) -> Message | None:
-        return None if self._subscriber.closed else self._subscriber._again(*self._place)
+        message = None if self._subscriber.closed else self._subscriber._again(*self._place)
+        if message is not None:
+            message._decoder = self._decoder
+        return message
 
     def __repr__(self) -> str:
         return f"<shm.WeakReference to slot {self._place[0]} of {self._subscriber.name!r}>"

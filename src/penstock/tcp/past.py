@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ALL = (1 << 64) - 1  # any message of the connection may have come before: their ordinals only rise
 BATCH = 4096
 LOOK_S = 0.25
+QUEUED_BYTES = 1 << 20  # what waits for one of up to 256 peers: the rest waits on the disk
 
 
 class Past(Protocol):
@@ -44,7 +45,8 @@ class Feeder:
         self._publisher = publisher
         self._source = source
         where = f"{publisher.address} to {name}"
-        self.outlet = native.Outlet(publisher._executor.loop, "block", depth, depth_bytes, -1.0, where, 0, 0, 0)
+        most = min(depth_bytes, QUEUED_BYTES)
+        self.outlet = native.Outlet(publisher._executor.loop, "block", depth, most, -1.0, where, 0, 0, 0)
         self._deadline: float | None = None  # once the publisher is being closed
         self._thread = threading.Thread(target=self._run, name="penstock-tcp-past", daemon=True)
 

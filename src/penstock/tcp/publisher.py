@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock._core import tcp as native
 from penstock.address import is_loopback
-from penstock.channel import Ledger, Overflow, Terms, check_timeout, choose
+from penstock.channel import Ledger, Overflow, Terms, check_subscribers, check_timeout, choose
 from penstock.channel import Publisher as PublisherContract
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
 from penstock.history import Opened, kept_of
@@ -252,6 +252,7 @@ class Publisher(PublisherContract):
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
         """Wait until so many have joined: everything published later is queued for each of them."""
+        check_subscribers(subscribers)
         check_timeout(timeout)
         with self._changed:
             ready = self._changed.wait_for(

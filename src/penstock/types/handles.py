@@ -225,6 +225,20 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
             message._decoder = self._decoder
         return message  # type: ignore[no-any-return]
 
+    def read_all(self) -> list[Message[T]]:
+        """Every message that is there, as many as may be held, where the reach has it."""
+        messages: list[Any] = _inner(self, "read_all").read_all()
+        for message in messages:
+            message._decoder = self._decoder
+        return messages
+
+    def find(self, timestamp_ns: int) -> Message[T] | None:
+        """The first message still there at or after that time, where the reach can find it."""
+        message: Any = _inner(self, "find").find(timestamp_ns)
+        if message is not None:
+            message._decoder = self._decoder
+        return message  # type: ignore[no-any-return]
+
     def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch[T] | list[Message[T]]:
         """Up to ``most`` messages that are there; waits for the first one only. Empty when the time is over."""
         try:

@@ -25,7 +25,7 @@ from penstock.broker import words
 from penstock.broker.client.clients import Client
 from penstock.broker.client.requests import encode_many, publish_options, times_of, whole
 from penstock.carry import total_bytes
-from penstock.channel import Deadline, Ledger
+from penstock.channel import Deadline, Ledger, check_subscribers
 from penstock.errors import ClosedError, InvalidArgument
 from penstock.journal.layout import TIME_NOW
 
@@ -211,6 +211,7 @@ class Publisher(channel.Publisher):
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
         """Wait until so many consumers are there whose queues take this topic."""
+        check_subscribers(subscribers)
         deadline = Deadline(timeout)
         while self._consumers() < subscribers:
             if deadline.passed:

@@ -118,7 +118,7 @@ function channelOf(where, handles) {
 // The groups that a channel is in, and what of it belongs there: of a process's group only what that process does.
 const GROUPS = {
   reach: channel => [[channel.room, channel]],
-  prefix: channel => [[channel.where.replace(/^([a-z]+:\/{0,2}[^/.#]*[/.#]?).*$/, "$1"), channel]],
+  prefix: channel => [[channel.where.replace(/^([a-z]+:(?:\/\/[^/]*|\/?[^/.#]*)[/.#]?).*$/, "$1"), channel]],
   process: channel => [...channel.pids].map(pid => {
     const own = channelOf(channel.where, channel.handles.filter(handle => handle.pid === pid));
     return [`${own.handles[0].program} (${pid})`, own];
@@ -198,8 +198,8 @@ const COLUMNS = [["kind", "", h => h.kind, String], ["pid", "n", h => h.pid, Str
   ["p50", "n p50", h => h.latency_p50_us, micros], ["p99", "n p99", h => h.latency_p99_us, micros]];
 
 function showLedger() {
-  const wanted = one("ledger-filter").value.toLowerCase(), insides = one("internals").checked;
-  const rows = [...view.handles.values()].filter(h => (insides || !h.internal) && (!wanted || `${h.where} ${h.kind} ${h.pid} ${h.program} ${h.health}`.toLowerCase().includes(wanted)));
+  const wanted = one("ledger-filter").value.toLowerCase().split(/\s+/), insides = one("internals").checked;
+  const rows = [...view.handles.values()].filter(h => (insides || !h.internal) && wanted.every(word => `${h.where} ${h.kind} ${h.pid} ${h.program} ${h.health}`.toLowerCase().includes(word)));
   const key = view.sort, way = view.up ? 1 : -1;
   const value = h => key === "health" ? -WORST_FIRST.indexOf(h.health) : h[key];
   rows.sort((a, b) => way * (typeof value(a) === "string" ? value(a).localeCompare(value(b)) : (value(a) ?? -1) - (value(b) ?? -1)) || a.where.localeCompare(b.where) || a.kind.localeCompare(b.kind) || a.pid - b.pid);
@@ -298,7 +298,7 @@ const VIEWS = { overview: state => { showTrouble(state); showSums(state); showCh
 function show() {
   if (!view.state) return;
   showHead(view.state);
-  VIEWS[view.name](view.state);
+  if (Object.hasOwn(VIEWS, view.name)) VIEWS[view.name](view.state);
   document.body.dataset.looked = view.state.time_s;
 }
 

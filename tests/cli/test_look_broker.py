@@ -1,0 +1,77 @@
+"""What ``info`` and ``why`` say of a broker's topics and queues is what the broker has."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock import address as addresses
+from penstock.broker import Client, Server
+from penstock.broker.explain import explain
+
+from .command import run
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path / "log", 0).start() as running:
+        yield running
+
+
+@pytest.fixture
+def closing() -> Iterator[int]:
+    """The port of a listener that closes every connection: no broker."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def close_all() -> None:
+            try:
+                while True:
+                    listener.accept()[0].close()
+            except OSError:
+                return
+
+        thread = threading.Thread(target=close_all, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(30)
+
+
+def test_info_tells_what_is_kept_of_a_topic_that_nobody_has_open(server: Server) -> None:
+    with Client(port=server.port) as client:
+        client.publish("other", b"x")
+        client.publish_many("work.a", [b"1", b"2"])
+        client.queue("jobs", topics="work.>", from_position=1)
+    for place in ("work.a", "work.a?queue=jobs"):
+        done = run("info", f"broker://127.0.0.1:{server.port}/{place}", "--json")
+        assert done.returncode == 0, done.stderr
+        facts = json.loads(done.stdout)["facts"]
+        assert facts["kept"].startswith("from ordinal 1 of work.a on, position 2,")
+        assert facts["queue jobs"] == "of work.>: 2 wait, 0 in flight, 0 consumers"
+    done = run("info", f"broker://127.0.0.1:{server.port}/work.b", "--json")
+    assert json.loads(done.stdout)["facts"]["kept"] == "nothing"
+
+
+def test_info_says_who_does_not_answer(closing: int) -> None:
+    done = run("info", f"broker://127.0.0.1:{closing}/t")
+    assert done.returncode == 1 and "nothing is kept" not in done.stderr and str(closing) in done.stderr
+
+
+def test_why_finds_that_no_broker_listens_there(closing: int) -> None:
+    done = run("why", f"broker://127.0.0.1:{closing}/t")
+    assert done.returncode == 4 and "does not answer as a broker" in done.stdout
+
+
+def test_another_reader_that_is_behind_is_no_reason(server: Server) -> None:
+    text = f"broker://127.0.0.1:{server.port}/t"
+    with Client(port=server.port) as client, penstock.subscriber(text, credit=1):
+        client.publish_many("t", [b"x"] * 10)
+        found = list(explain(addresses.parse(text)))
+    assert not [finding.text for finding in found if finding.grave]
+    assert any("1 read the topic 't'" in finding.text for finding in found)
