@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ import pytest
 
 from penstock import InvalidArgument
 from penstock.gateway import Gateway
-from penstock.gateway.admin import Admin, ask
+from penstock.gateway.admin import MAX_CONNECTIONS, Admin, ask
 from tests.gateway.conftest import Collector, eventually
 
 COLLECTOR = {"name": "python", "entrypoint": "tests.gateway.conftest:Collector"}
@@ -94,6 +95,16 @@ def test_lines_that_are_no_requests_are_answered_and_bounded(place: Path) -> Non
             connection.sendall(text + b"\n")
             assert "error" in json.loads(lines.readline())
         lines.close()
+
+
+def test_who_finds_no_room_is_told(place: Path) -> None:
+    with contextlib.ExitStack() as idle:
+        for _ in range(MAX_CONNECTIONS):
+            connection = idle.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            connection.connect(str(place))
+        for _ in range(20):
+            with pytest.raises(InvalidArgument, match=f"hung up: it serves {MAX_CONNECTIONS} at once"):
+                list(ask(place, {"do": "list"}))
 
 
 def test_a_paused_module_receives_nothing_and_then_everything(gateway: Gateway, place: Path) -> None:

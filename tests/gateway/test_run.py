@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -309,6 +310,10 @@ def test_the_schema_is_printed_without_a_file() -> None:
     found = json.loads(subprocess.run([*RUN, "--schema"], capture_output=True, text=True, check=True).stdout)
     example = json.loads(EDGE.read_text())
     jsonschema.validate(example, found)
+    references = {"ordered": "${bool:A}", "delivery": "${A}", "overflow": "${A}", "buffer": "${A}"}
+    example["links"][0] |= references
+    example["modules"][0]["queue"] = {"overflow": "${A}"}
+    jsonschema.validate(example, found)
     example["modules"][0]["nmae"] = "x"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(example, found)
@@ -320,6 +325,26 @@ def test_a_unit_file_is_printed(tmp_path: Path) -> None:
     text = command(file, "--systemd", "--health", "8080", "--admin", str(admin), "--watch").stdout
     assert "Type=notify" in text
     assert f"run {file} --health 8080 --admin {admin} --watch --drain-timeout" in text
+
+
+def test_a_unit_file_leaves_time_for_draining_and_takes_any_path(tmp_path: Path) -> None:
+    directory = tmp_path / "100%n $HOME"
+    directory.mkdir()
+    file = write(directory / "g.json", [module("timer", "Timer")], [])
+    text = command(file, "--systemd", "--drain-timeout", "60").stdout
+    stop = re.search(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
+    assert stop is not None and int(stop[1]) > 60
+    assert "TimeoutStopSec=infinity\n" in command(file, "--systemd", "--drain-timeout", "inf").stdout
+    assert f"run '{tmp_path}/100%%n $$HOME/g.json' --drain-timeout 60.0\n" in text
+    assert f"WorkingDirectory={tmp_path}/100%%n $HOME\n" in text
+
+
+def test_a_port_that_is_taken_is_told_by_its_number(tmp_path: Path) -> None:
+    file = write(tmp_path / "g.json", [module("timer", "Timer")], [])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run([*RUN, str(file), "--health", str(port)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and f"--health cannot be answered at 127.0.0.1:{port}: Address already in use" in done.stderr
 
 
 def test_it_is_ready_healthy_and_watches_its_files(tmp_path: Path) -> None:
@@ -363,6 +388,60 @@ def test_included_files_and_secrets_are_watched_too(tmp_path: Path) -> None:
         for count, one in enumerate((more, secret, file), 1):
             one.write_text(one.read_text() + "\n")
             eventually(lambda: len(changes) == count)  # noqa: B023
+    finally:
+        watch.close()
+
+
+MINE = "import {0}help\nfrom penstock.gateway import Module\n\n\nclass Mine(Module):\n    word = {0}help.WORD\n"
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
+    """A directory with a configuration, code of its own and what that imports; and the name that the code begins with."""
+    name = f"beside_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}help.py").write_text("WORD = 'one'\n")
+    (tmp_path / f"{name}.py").write_text(MINE.format(name))
+    entries = [{"name": where, "loader": {"name": where, "entrypoint": f"{name}:Mine"}} for where in ("python", "process")]
+    write(tmp_path / "g.json", entries, [])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    importlib.import_module(name)
+    yield tmp_path, name
+    for loaded in (name, f"{name}help"):
+        del sys.modules[loaded]
+
+
+def test_what_a_modules_code_imports_from_beside_is_watched_too(beside: tuple[Path, str]) -> None:
+    directory, name = beside
+    changes: list[list[str]] = []
+    watch = Watch(directory / "g.json", lambda: read(directory / "g.json"), changes.append)
+    try:
+        (directory / f"{name}help.py").write_text("WORD = 'another'\n")
+        eventually(lambda: changes == [["python"]])
+        assert sys.modules[name].Mine.word == "another"
+        (directory / f"{name}.py").write_text(MINE.format(name) + "    more = 1\n")
+        eventually(lambda: changes == [["python"], ["python", "process"]])
+        assert sys.modules[name].Mine.more == 1
+    finally:
+        watch.close()
+
+
+@pytest.mark.parametrize(("wrong", "why"), [("raise SystemExit(3)\n", "SystemExit: 3"), ("def\n", "SyntaxError"),
+                                            ("class Other: pass\n", "it has no 'Mine' any more")])  # fmt: skip
+def test_code_that_cannot_be_loaded_is_told_and_watched_on(
+    beside: tuple[Path, str], capsys: pytest.CaptureFixture[str], wrong: str, why: str
+) -> None:
+    directory, name = beside
+    changes: list[list[str]] = []
+    told = ""
+    watch = Watch(directory / "g.json", lambda: read(directory / "g.json"), changes.append)
+    try:
+        (directory / f"{name}.py").write_text(wrong)
+        eventually(lambda: changes == [["process"]], "its process says itself what is wrong")
+        told = capsys.readouterr().err
+        assert f"{name}.py: " in told and why in told and "it stays as it was" in told
+        (directory / f"{name}.py").write_text(MINE.format(name))
+        eventually(lambda: changes == [["process"], ["python", "process"]])
     finally:
         watch.close()
 

@@ -87,7 +87,7 @@ def run(
         options = ["--health", str(health)] if health is not None else []
         options += ["--admin", str(admin.resolve())] if admin is not None else []
         options += ["--watch"] if watch else []
-        print(unit(file, [*options, "--drain-timeout", str(drain_timeout)]), end="")
+        print(unit(file, options, drain_timeout), end="")
         return
     sys.path.insert(0, str(file.resolve().parent))
     configuration = read(file)

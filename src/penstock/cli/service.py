@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import shlex
 import socket
@@ -20,6 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from penstock.gateway import Configuration, Gateway
+
+STOP_S = 20  # for ending beyond the time for draining, before systemd kills
 
 
 def notify(text: str) -> None:
@@ -34,11 +37,12 @@ def notify(text: str) -> None:
             return  # systemd has gone: nothing to tell
 
 
-def unit(file: Path, options: Iterable[str]) -> str:
+def unit(file: Path, options: Iterable[str], drain_timeout_s: float) -> str:
     """A unit file that runs the gateway of ``file``."""
-    command = shlex.join([sys.executable, "-m", "penstock", "run", str(file.resolve()), *options])
+    words = [sys.executable, "-m", "penstock", "run", str(file.resolve()), *options]
+    command = _plain(shlex.join([*words, "--drain-timeout", str(drain_timeout_s)])).replace("$", "$$")
     return f"""[Unit]
-Description=Penstock gateway {file.stem}
+Description=Penstock gateway {_plain(file.stem)}
 After=network-online.target
 Wants=network-online.target
 
@@ -49,14 +53,19 @@ ExecStart={command}
 ExecReload=/bin/kill -HUP $MAINPID
 Restart=on-failure
 RestartSec=2
-TimeoutStopSec=30
-WorkingDirectory={file.resolve().parent}
+TimeoutStopSec={math.ceil(drain_timeout_s) + STOP_S if drain_timeout_s < math.inf else "infinity"}
+WorkingDirectory={_plain(str(file.resolve().parent))}
 UMask=0077
 NoNewPrivileges=true
 
 [Install]
 WantedBy=multi-user.target
 """
+
+
+def _plain(text: str) -> str:
+    """For systemd, to which % begins a name of its own."""
+    return text.replace("%", "%%")
 
 
 def state(gateway: Gateway) -> dict[str, Any]:
@@ -98,7 +107,11 @@ class Health:
             def log_message(self, *_: object) -> None:
                 """Say nothing."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        except OSError as error:
+            told = f"--health cannot be answered at 127.0.0.1:{port}: {error.strerror}"
+            raise type(error)(error.errno, told) from error
         self._server.daemon_threads = True
         self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="gateway health", daemon=True)
@@ -111,15 +124,22 @@ class Health:
 
 
 class Watch:
-    """Looks twice a second; ``changed`` is called with the names of the modules whose code has changed."""
+    """Looks twice a second; ``changed`` is called with the names of the modules whose code has changed.
+
+    Code is what was imported from beside the configuration. A change of a class's own file makes the modules of that
+    class anew. A change of any other file makes all of them anew, since nobody knows who holds what it defines. Modules
+    in processes of their own import everything anew by themselves: of them the class's own file is looked at.
+    """
 
     def __init__(
         self, file: Path, configuration: Callable[[], Configuration], changed: Callable[[list[str]], None]
     ) -> None:
         self._file = file
+        self._beside = str(file.resolve().parent)
         self._configuration = configuration
         self._changed = changed
         self._ending = threading.Event()
+        self._seen: dict[str, tuple[int, int]] = {}
         self._seen = self._look()
         self._thread = threading.Thread(target=self._run, name="gateway watch", daemon=True)
         self._thread.start()
@@ -133,19 +153,22 @@ class Watch:
         while not self._ending.wait(0.5):
             now = self._look()
             if now != self._seen:
-                different = [path for path in now if now[path] != self._seen.get(path)]
-                self._seen = now
-                names = self._reloaded(different)
-                if names or not set(different).isdisjoint(self._files()):
+                before, self._seen = self._seen, now
+                different = {path for path in now if now[path] != before.get(path)}
+                different &= {*before, *self._files()}  # what was imported since has not changed
+                names = [*self._reloaded(different), *self._in_processes(different)]
+                if names or not different.isdisjoint(self._files()):
                     self._changed(names)
 
     def _look(self) -> dict[str, tuple[int, int]]:
         found = {}
-        for path in (*self._files(), *self._code()):
+        for path in (*self._files(), *self._code(), *self._process_code()):
             try:
                 there = os.stat(path)
-            except OSError:
-                continue  # it is being replaced: the next look finds it
+            except OSError:  # it is being replaced: a later look finds it
+                if path in self._seen:
+                    found[path] = self._seen[path]
+                continue
             found[path] = (there.st_mtime_ns, there.st_size)
         return found
 
@@ -153,25 +176,65 @@ class Watch:
         """The configuration's file, those that it includes, and its secrets."""
         return self._configuration().files or (str(self._file),)
 
-    def _code(self) -> dict[str, list[tuple[str, ModuleType]]]:
-        """The files of the modules' classes, beside the configuration, with who uses them."""
-        found: dict[str, list[tuple[str, ModuleType]]] = {}
-        for entry in self._configuration().modules:
-            kind = entry.entrypoint.get("class") if isinstance(entry.entrypoint, dict) else entry.entrypoint
-            module = sys.modules.get(str(kind).partition(":")[0])
+    def _code(self) -> dict[str, ModuleType]:
+        """What was imported from beside the configuration; what was imported by others comes before them."""
+        found = {}
+        for name, module in sys.modules.copy().items():
             path = getattr(module, "__file__", None)
-            if module is not None and path is not None and Path(path).resolve().parent == self._file.resolve().parent:
-                found.setdefault(path, []).append((entry.name, module))
+            top = os.path.join(self._beside, name.partition(".")[0])
+            if isinstance(path, str) and (path == f"{top}.py" or path.startswith(f"{top}{os.sep}")):
+                found[path] = module
         return found
 
-    def _reloaded(self, paths: list[str]) -> list[str]:
-        code, names = self._code(), []
-        for path in paths:
-            for name, module in code.get(path, ()):
-                try:
-                    importlib.reload(module)
-                except Exception as error:
-                    print(f"penstock: {path}: {type(error).__name__}: {error}; it stays as it was", file=sys.stderr)
-                else:
-                    names.append(name)
+    def _classes(self, *, in_process: bool) -> Iterable[tuple[str, str, str]]:
+        """The name of each module, and the Python module and the class that it is made of."""
+        configuration = self._configuration()
+        kinds = {loader.name: loader.kind for loader in configuration.loaders}
+        for entry in configuration.modules:
+            kind = entry.entrypoint.get("class") if isinstance(entry.entrypoint, dict) else entry.entrypoint
+            python, colon, cls = str(kind).partition(":")
+            if colon and (kinds.get(entry.loader, entry.loader) == "process") is in_process:
+                yield entry.name, python, cls.partition(".")[0]
+
+    def _process_code(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name, python, _ in self._classes(in_process=True):
+            place = os.path.join(self._beside, *python.split("."))
+            for path in (f"{place}.py", os.path.join(place, "__init__.py")):
+                found.setdefault(path, []).append(name)
+        return found
+
+    def _in_processes(self, paths: set[str]) -> list[str]:
+        return [name for path, names in self._process_code().items() if path in paths for name in names]
+
+    def _reloaded(self, paths: set[str]) -> list[str]:
+        """Load them again; gives the modules that are to be made anew."""
+        code = self._code()
+        users: dict[str, list[tuple[str, str]]] = {}
+        for name, python, cls in self._classes(in_process=False):
+            users.setdefault(python, []).append((name, cls))
+        changed = [path for path in code if path in paths]
+        if any(code[path].__name__ not in users for path in changed):
+            changed = [*code]
+        names: list[str] = []
+        for path in changed:
+            module = code[path]
+            of_it = users.get(module.__name__, [])
+            try:
+                _reload(module, {cls for _, cls in of_it})
+            except BaseException as error:  # SystemExit too: the watch goes on
+                print(f"penstock: {path}: {type(error).__name__}: {error}; it stays as it was", file=sys.stderr)
+                if not of_it:
+                    return names  # those that import it would get half of it
+            else:
+                names += [name for name, _ in of_it]
         return names
+
+
+def _reload(module: ModuleType, classes: set[str]) -> None:
+    """Loading again leaves in the module what its file no longer defines: a class that was there alone is told."""
+    before = {name: getattr(module, name, None) for name in classes}
+    importlib.reload(module)
+    for name, old in before.items():
+        if getattr(module, name, None) is old and getattr(old, "__module__", None) == module.__name__:
+            raise AttributeError(f"it has no {name!r} any more")

@@ -14,7 +14,7 @@ import queue
 import socket
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,9 +190,10 @@ def ask(path: str | Path, request: dict[str, Any]) -> Iterator[Any]:
             connection.connect(str(path))
         except OSError as error:
             raise InvalidArgument(f"no gateway answers at {path}: {error.strerror}; see penstock run --admin") from None
-        _send(connection, request)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it hung up
+            _send(connection, request)
         with connection.makefile("rb") as lines:
-            for line in lines:
+            for line in _until_hung_up(lines):
                 answer = json.loads(line)
                 if "error" in answer:
                     raise InvalidArgument(answer["error"])
@@ -201,6 +202,11 @@ def ask(path: str | Path, request: dict[str, Any]) -> Iterator[Any]:
                     return
         if request.get("do") != "events":
             raise InvalidArgument(f"the gateway at {path} hung up: it serves {MAX_CONNECTIONS} at once")
+
+
+def _until_hung_up(lines: Iterable[bytes]) -> Iterator[bytes]:
+    with contextlib.suppress(ConnectionResetError):
+        yield from lines
 
 
 def _send(connection: socket.socket, data: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ def _number(kind: str = "number", least: float = 0, *, null: bool = False) -> di
 
 
 def _choice(*values: str) -> dict[str, Any]:
-    return {"enum": [*values]}
+    return {"anyOf": [{"enum": [*values]}, REFERENCE]}
 
 
 def _loader() -> dict[str, Any]:
@@ -91,11 +91,11 @@ def _link() -> dict[str, Any]:
         "max_tries": _number("integer", 1, null=True),
         "backoff_s": _number(),
         "max_backoff_s": _number(),
-        "ordered": {"type": "boolean"},
+        "ordered": {"anyOf": [{"type": "boolean"}, REFERENCE]},
         "ttl_s": _number(null=True),
         "max_messages": _number("integer", 1, null=True),
         "max_bytes": _number("integer", 1, null=True),
         "overflow": _choice("block", "drop_newest"),
-        "buffer": {**TEXT, "pattern": "^journal:", "description": "journal:DIRECTORY: stores what is on its way."},
+        "buffer": {**TEXT, "pattern": r"^(journal:|\$\{)", "description": "journal:DIRECTORY: stores what waits."},
         "error": {**TEXT, "description": "Gets what the sink fails at for good."},
     }
