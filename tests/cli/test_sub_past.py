@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from tests.cli.command import run
+from tests.cli.command import run, start
 from tests.conformance.reaches import unique
 
 
@@ -99,3 +99,14 @@ def test_a_publisher_that_goes_in_the_midst_of_the_past_is_no_end(tmp_path: Path
     assert 100 < len(lines) < 6000
     assert sub.returncode == 1
     assert f"its publisher is gone after {len(lines)} of the 6000 messages that were there" in told
+
+
+def test_a_publisher_that_comes_later_is_waited_for(tmp_path: Path) -> None:
+    where = f"shm:/{unique('later')}"
+    with start("sub", where, "--start", "first", "--wait", "--count", "2") as sub:
+        time.sleep(0.5)
+        assert sub.poll() is None, "it waits"
+        with penstock.publisher(where, durable=tmp_path / "kept") as publisher:
+            publisher.publish_many([b"1", b"2"])
+            out, errors = sub.communicate(timeout=60)
+    assert (sub.returncode, out) == (0, "1\n2\n"), errors

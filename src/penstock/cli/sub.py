@@ -19,7 +19,7 @@ from penstock.channel import Subscriber
 from penstock.cli import exits, silence
 from penstock.cli.start import start_options
 from penstock.cli.target import AddressesArgument, OptionList, answer_within, expanded, with_options
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, RefusedError
 from penstock.filter import compile_filter
 from penstock.observe import decode
 from penstock.printable import printable
@@ -34,6 +34,7 @@ _UNREADABLE: set[str | None] = set()  # channels of which it was told
 Write = Callable[["Message", Values], bytes]
 #: How long a reach without stored messages may be silent before --exit-at-end counts that as the end.
 QUIET_AT_END_S = 1.0
+LOOK_S = 0.2
 
 
 @app.command()
@@ -104,7 +105,7 @@ def sub(
             silence.refuse_nobody(parse(where), wait)
             began_ns = time.time_ns()
             with silence.told_after(address):
-                subscriber = stack.enter_context(penstock.subscriber(where, **more))
+                subscriber = stack.enter_context(_opened(where, more, wait))
             if not wait:
                 silence.refuse_unreachable(address, subscriber, timeout)
             head = "" if len(addresses) == 1 or as_json or template or form is decode.Format.RAW else f"{address}: "
@@ -134,6 +135,18 @@ def sub(
         for said in lacking:  # a misspelt name looks like the end of the messages
             exits.told(said)
         raise typer.Exit(exits.FAILED)
+
+
+def _opened(where: str, more: dict[str, Any], wait: bool) -> Subscriber:
+    """The subscriber; with ``--wait`` and ``--start``, as soon as a publisher says where it keeps its messages."""
+    while True:
+        try:
+            made: Subscriber = penstock.subscriber(where, **more)
+            return made
+        except RefusedError:
+            if not wait or "start" not in parse(where).options:
+                raise
+            time.sleep(LOOK_S)
 
 
 def _credit(where: str, count: int) -> dict[str, int]:
