@@ -43,6 +43,13 @@ std::uint64_t delivery_count(nb::handle message) {
     return reinterpret_cast<Message *>(message.ptr())->envelope.token;
 }
 
+// How many messages of a batch that came by MSG were delivered before.
+std::size_t redelivered_count(nb::handle batch) {
+    std::size_t found = 0;
+    for (const Envelope &entry : entries_of(batch)) found += entry.token > 1;
+    return found;
+}
+
 nb::object batch_names(nb::handle batch) {
     if (!batch_check(batch.ptr())) throw nb::type_error("a Batch is needed");
     PyObject *channels = batch_channels(batch.ptr());
@@ -224,6 +231,7 @@ void bind_batches(nb::module_ &module) {
     module.def("public_part", &public_part, nb::arg("batch"), nb::arg("own_too") = false);
     module.def("ack_words", &ack_words);
     module.def("delivery_count", &delivery_count);
+    module.def("redelivered_count", &redelivered_count);
     module.def("kept", &kept);
     module.def("joined", &joined);
     module.def("batch_bytes", &batch_bytes);

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker import Client, Limits, Server, words
-from penstock.errors import RefusedError
+from penstock.errors import RefusedError, StateError
 
 from .conftest import LONG, Wire, until
 
@@ -100,6 +100,33 @@ def test_what_was_sent_ahead_to_a_reader_at_work_does_not_expire(server: Server,
         assert state.expire(due_ns) == 0, "those behind it wait to be read"
         assert state.next_time_ns > due_ns
         assert state.expire(state.next_time_ns) == 2, "nothing was heard of the reader since"
+
+
+def test_the_ledger_of_a_subscriber_counts_what_comes_again(client: Client) -> None:
+    client.queue("q", topics="t")
+    client.publish_many("t", [b"a", b"b"])
+    with client.subscribe("q", ack="manual") as consumer:
+        for _ in range(2):
+            message = consumer.read(LONG)
+            assert message is not None
+            consumer.nack(message)
+        for _ in range(2):
+            message = consumer.read(LONG)
+            assert message is not None and consumer.deliveries(message) == 2
+            consumer.ack(message)
+        assert consumer.ledger.redelivered == 2
+        assert consumer.ledger.balanced
+    assert consumer.ledger.redelivered == 2
+
+
+def test_what_is_done_when_it_is_read_cannot_be_given_back(client: Client) -> None:
+    client.queue("q", topics="t")
+    client.publish("t", b"a")
+    with client.subscribe("q", ack="read") as consumer:
+        message = consumer.read(LONG)
+        assert message is not None
+        with pytest.raises(StateError, match="done when it is read"):
+            consumer.nack(message)
 
 
 def test_dead_letters_and_redrive(client: Client) -> None:

@@ -164,6 +164,18 @@ def test_tls(serve: Callable[..., Server], tmp_path: Path) -> None:
     plain.close()
 
 
+@pytest.mark.parametrize("wrong", ["certificate", "client_authority"])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path, wrong: str, there: bool) -> None:
+    chain, key = certificate(tmp_path)
+    bad = tmp_path / "bad.pem"
+    if there:
+        bad.write_text("no certificate")
+    files = {"certificate": chain, "key": key, wrong: bad}
+    with pytest.raises((OSError, InvalidArgument), match=r"bad\.pem"):
+        Server(tmp_path / "d", 0, **files)
+
+
 def test_client_certificates(serve: Callable[..., Server], tmp_path: Path) -> None:
     """A known one is served; an unknown one, and none, get nothing."""
     chain, key = certificate(tmp_path)

@@ -315,3 +315,14 @@ def test_a_subscriber_whose_filter_matches_nothing(handles: Handles, name: str) 
     )  # fmt: skip
     code, text = reasons(f"shm:{name}")
     assert code == 4 and "matched none of 9 messages" in text
+
+
+def test_a_broker_that_refuses_the_connection(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text('[[token]]\nname = "n"\ntoken = "secret"\npublish = [">"]\nsubscribe = [">"]\nqueues = ["*"]\n')
+    tokens.chmod(0o600)
+    with Server(tmp_path / "d", 0, tokens=tokens).start() as server:
+        code, text = reasons(f"broker://127.0.0.1:{server.port}/t")
+        assert code == 4 and "refused the connection" in text
+        code, text = reasons(f"broker://127.0.0.1:{server.port}/t?token=secret")
+        assert code == 0 and "does not tell about its queues" in text

@@ -9,6 +9,8 @@ import socket
 import ssl
 from pathlib import Path
 
+from penstock.errors import InvalidArgument
+
 
 def descriptors() -> int:
     """How many files this process may have open, after asking for as many as it may."""
@@ -45,8 +47,18 @@ def tls_context(
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate, key)
+    for path in (certificate, key, authority):
+        if path is not None:
+            Path(path).open("rb").close()  # its error names the file, that of ssl does not
+    try:
+        context.load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        with_key = f" with the key {key}" if key is not None else ""
+        raise InvalidArgument(f"{certificate}{with_key} is no certificate in PEM form: {error}") from error
     if authority is not None:
-        context.load_verify_locations(authority)
+        try:
+            context.load_verify_locations(authority)
+        except ssl.SSLError as error:
+            raise InvalidArgument(f"{authority} is no certificate in PEM form: {error}") from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context

@@ -31,6 +31,11 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
         return  # no broker there that could say more
     try:
         with _client(parts) as client:
+            try:
+                client.ping()
+            except RefusedError as error:
+                yield Finding(str(error), "give a token that it knows: ?token=")
+                return
             known = client.queues()
     except RefusedError as error:
         yield Finding(f"the broker does not tell about its queues: {error}", "statistics is a right", grave=False)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import channel
 from penstock._core import Counters
-from penstock._core.broker import ack_words, delivery_count
+from penstock._core.broker import ack_words, delivery_count, redelivered_count
 from penstock.broker.client.clients import tls_context
 from penstock.broker.client.dialogue import Dialogue, Pending
 from penstock.broker.client.link import Link
@@ -32,7 +32,7 @@ from penstock.broker.client.requests import milliseconds, queue_options, schema_
 from penstock.broker.liveness import DEFAULT_S
 from penstock.broker.words import TEMPORARY
 from penstock.channel import Ledger, check_timeout, choose
-from penstock.errors import ClosedError, InvalidArgument, ProtocolError
+from penstock.errors import ClosedError, InvalidArgument, ProtocolError, StateError
 
 if TYPE_CHECKING:
     from penstock._core import Batch, Message
@@ -121,6 +121,8 @@ class Subscriber(channel.Subscriber):
         self._batches.append(batch)
         self._counters.add("matched", len(batch))
         self._counters.add("bytes", batch.total_bytes)
+        if again := redelivered_count(batch):
+            self._counters.add("redelivered", again)
         self._counters.measure(batch[0].timestamp_ns)
 
     def _available(self) -> bool:
@@ -344,6 +346,8 @@ class Subscriber(channel.Subscriber):
     def nack(self, message: Message | int, *, delay_s: float = 0.0) -> None:
         """Deliver it again, after a while if wanted."""
         position = _position(message)
+        if self._mode is Ack.READ:
+            raise StateError('with ack="read" a message is done when it is read; to give it back say ack="manual"')
         self._tell(f"NACK {self.queue} {position} delay_ms={milliseconds(delay_s, 'delay_s')}")
 
     def _was_not_handled(self, message: Message) -> None:
@@ -372,8 +376,8 @@ class Subscriber(channel.Subscriber):
         if self._final is not None:
             return self._final
         counts = self._counters
-        matched, delivered = counts.get("matched"), counts.get("delivered")
-        return Ledger(matched=matched, delivered=delivered, in_flight=matched - delivered)
+        matched, delivered, again = (counts.get(name) for name in ("matched", "delivered", "redelivered"))
+        return Ledger(matched=matched, delivered=delivered, in_flight=matched - delivered, redelivered=again)
 
     def close(self) -> None:
         """Tell that what was read is done, give the connection back."""
