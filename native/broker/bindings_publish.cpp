@@ -67,7 +67,7 @@ struct Views {
 Item item_of(PyObject *object, Views &views) {
     if (PyBytes_CheckExact(object)) return {PyBytes_AS_STRING(object), PyBytes_GET_SIZE(object)};
     Py_buffer view;
-    if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    if (buffer_to_publish(object, &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
     views.held.push_back(view);
     return {static_cast<const char *>(view.buf), view.len};
 }

@@ -92,7 +92,7 @@ Header *header_for(BusObject *bus, AllocatorObject *allocator, std::uint16_t id,
 
 Header *copy_buffer(BusObject *bus, AllocatorObject *allocator, std::uint16_t id, PyObject *data) {
     Py_buffer view;
-    if (PyObject_GetBuffer(data, &view, PyBUF_CONTIG_RO) != 0) return nullptr;
+    if (buffer_to_publish(data, &view, PyBUF_CONTIG_RO) != 0) return nullptr;
     Header *header = header_for(bus, allocator, id, view.len);
     if (header) {
         if (view.len < long_copy_bytes) {

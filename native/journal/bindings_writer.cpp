@@ -493,9 +493,9 @@ void bind_writer(nb::module_ &module) {
         .def("topic", &BoundWriter::topic, nb::arg("name"), nb::arg("flags") = 0)
         .def("restore_topic", &BoundWriter::restore_topic)
         .def("topics", &BoundWriter::topics)
-        .def("append", &BoundWriter::append, nb::arg("topic_id"), nb::arg("data"), nb::arg("properties") = nb::bytes("", 0),
+        .def("append", &BoundWriter::append, nb::arg("topic_id"), nb::arg("data").none(), nb::arg("properties") = nb::bytes("", 0),
              nb::arg("message_id") = nb::bytes("", 0), nb::arg("key") = nb::bytes("", 0), nb::arg("timestamp_ns") = time_now)
-        .def("stage", &BoundWriter::stage, nb::arg("topic_id"), nb::arg("data"), nb::arg("properties") = nb::bytes("", 0),
+        .def("stage", &BoundWriter::stage, nb::arg("topic_id"), nb::arg("data").none(), nb::arg("properties") = nb::bytes("", 0),
              nb::arg("message_id") = nb::bytes("", 0), nb::arg("key") = nb::bytes("", 0), nb::arg("timestamp_ns") = time_now)
         .def("stage_buffers", &BoundWriter::stage_buffers, nb::arg("topic_id"), nb::arg("buffers"),
              nb::arg("properties") = nb::bytes("", 0), nb::arg("timestamp_ns") = time_now, nb::arg("commit") = false)

@@ -53,7 +53,7 @@ inline void raise_refused(const std::exception_ptr &problem, void *) {
 class View {
    public:
     explicit View(nb::handle object) {
-        if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+        if (buffer_to_publish(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) throw nb::python_error();
     }
     View(View &&other) noexcept : buffer_(other.buffer_) { other.buffer_.obj = nullptr; }
     ~View() {

@@ -6,6 +6,16 @@
 
 namespace penstock {
 
+int buffer_to_publish(PyObject *object, Py_buffer *view, int flags) {
+    if (PyObject_CheckBuffer(object)) [[likely]]
+        return PyObject_GetBuffer(object, view, flags);
+    view->obj = nullptr;
+    PyErr_Format(PyExc_TypeError,
+                 "publish takes bytes or a buffer, not %s; encode it, or open the publisher with type= (docs/types.md)",
+                 Py_TYPE(object)->tp_name);
+    return -1;
+}
+
 PyObject *array_over(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names,
                      PyObject **root) {
     PyObject *shape = nullptr, *dtype = nullptr;

@@ -173,4 +173,7 @@ PyObject *draft_new(std::uint8_t *data, std::int64_t size, DraftOwner *owner, st
 // Raises penstock.errors.NAME with a formatted text; returns null for `return raise(...)`.
 PyObject *raise_error(const char *name, const char *format, ...);
 
+// PyObject_GetBuffer for what a user publishes: an object without a buffer is told what to do instead.
+int buffer_to_publish(PyObject *object, Py_buffer *view, int flags);
+
 }  // namespace penstock

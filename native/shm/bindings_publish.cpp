@@ -142,7 +142,7 @@ std::uint64_t publish_object(PublisherObject *self, Publisher *handle, PyObject 
     if (PyBytes_CheckExact(data)) [[likely]]
         return publish_bytes(self, handle, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), deadline, metadata, now_ns);
     Py_buffer buffer;
-    if (PyObject_GetBuffer(data, &buffer, PyBUF_CONTIG_RO) != 0) return 0;
+    if (buffer_to_publish(data, &buffer, PyBUF_CONTIG_RO) != 0) return 0;
     std::uint64_t ordinal = publish_bytes(self, handle, buffer.buf, buffer.len, deadline, metadata, now_ns);
     PyBuffer_Release(&buffer);
     return ordinal;

@@ -262,7 +262,8 @@ void Membership::choose_vchan() {
     bool in_use = by_name >= 0 && channel.vchans[by_name].used.load();
     if (in_use && wanted >= 0 && wanted != by_name)
         throw Error(Fault::refused, describe() + " has vchan_id " + std::to_string(by_name) + ", not " +
-                                        std::to_string(wanted));
+                                        std::to_string(wanted) +
+                                        ": who joins first without vchan_id is given one; give the same vchan_id on both sides");
     if (!in_use && wanted >= 0 && wanted != by_name) {
         if (channel.vchans[wanted].used.load())
             throw Error(Fault::refused, describe() + ": vchan_id " + std::to_string(wanted) + " belongs to '" +

@@ -117,13 +117,7 @@ struct Bytes {
             size = static_cast<std::uint64_t>(PyBytes_GET_SIZE(object));
             return;
         }
-        if (PyObject_GetBuffer(object, &buffer, PyBUF_SIMPLE) != 0) {
-            if (PyUnicode_Check(object)) {
-                PyErr_Clear();
-                PyErr_SetString(PyExc_TypeError, "publish takes bytes or a buffer, not str; encode it first");
-            }
-            throw nb::python_error();
-        }
+        if (buffer_to_publish(object, &buffer, PyBUF_SIMPLE) != 0) throw nb::python_error();
         data = static_cast<const std::uint8_t *>(buffer.buf);
         size = static_cast<std::uint64_t>(buffer.len);
     }

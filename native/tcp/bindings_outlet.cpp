@@ -390,8 +390,8 @@ void bind_outlet(nb::module_ &module) {
                  const Kept kept{kept_messages, kept_ns, kept_bytes};
                  new (self) OutletHandle{make_outlet(loop, overflow, messages, bytes, block_timeout, name, kept)};
              })
-        .def("publish", outlet_publish, nb::arg("data"))
-        .def("publish", outlet_publish_as, nb::arg("data"), nb::kw_only(), nb::arg("properties").none() = nb::none(),
+        .def("publish", outlet_publish, nb::arg("data").none())
+        .def("publish", outlet_publish_as, nb::arg("data").none(), nb::kw_only(), nb::arg("properties").none() = nb::none(),
              nb::arg("vchan_id").none() = nb::none(), nb::arg("ordinal").none() = nb::none(),
              nb::arg("timestamp_ns").none() = nb::none(), nb::arg("drops") = 0,
              nb::arg("timeout").none() = as_opened, nb::arg("wait") = true)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.channel import Publisher
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
+from penstock.throttle import Throttle
 
 if TYPE_CHECKING:
     from penstock._core import Counters
@@ -124,6 +125,7 @@ class Carry:
     def __init__(self, publisher: Publisher[Any], counters: Counters) -> None:
         self.publisher = publisher
         self._counters = counters
+        self._refusals = Throttle(logger)
 
     def carry(self, batch: Any) -> None:
         """Publish the messages of ``batch``, in order."""
@@ -145,7 +147,7 @@ class Carry:
             refused += 1
             self._counters.drop("refused", 1)
             self._counters.add("errors", 1)
-            logger.warning("%r was not carried: %s", message, error)
+            self._refusals.log(logging.WARNING, "%r was not carried: %s", message, error)
 
         try:
             in_parts(batch, send, refuse, sent)

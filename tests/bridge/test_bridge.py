@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -231,6 +233,28 @@ def test_what_has_no_place_is_refused_and_the_rest_goes_on() -> None:
         assert [bytes(subscriber.read(LONG) or b"") for _ in range(2)] == [b"first", b"last"]
         eventually(lambda: bridge.ledger == penstock.Ledger(4, 2, {"refused": 2}))
         assert bridge.failure is None
+
+
+def test_refused_messages_are_logged_once_and_then_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A subscriber that was there first has another id than the messages of the bridge: each of them is refused."""
+    quarters = itertools.count()  # each refusal comes a quarter of a second after the one before
+    monkeypatch.setattr("penstock.throttle.time", SimpleNamespace(monotonic=lambda: next(quarters) / 4))
+    there = f"/there-{time.time_ns()}"
+    with (
+        shm.Subscriber(f"{there}/vchan-9", mux=there),
+        tcp.Publisher() as publisher,
+        Bridge(publisher.address, f"shm:{there}", names={}) as bridge,
+    ):
+        assert publisher.wait_ready(1, LONG)
+        for _ in range(51):
+            publisher.publish(b"x", vchan_id=9)
+        assert bridge.run(51) == 51
+        assert bridge.ledger == penstock.Ledger(51, 0, {"refused": 51})
+    told = [record.getMessage() for record in caplog.records if record.name == "penstock.carry"]
+    assert len(told) == 2 and "give the same vchan_id on both sides" in told[0], told
+    assert "39 more like it" in told[1]
 
 
 def test_a_message_too_large_for_the_sink_is_refused_alone() -> None:

@@ -58,12 +58,13 @@ def test_help_of_methods_lists_their_options(reach: Reach) -> None:
             assert option in told_async, f"{name}_async hides {option}"
 
 
-@pytest.mark.parametrize("bad", ["text", 5, None, object()])
+@pytest.mark.parametrize("bad", ["text", 5, None, {"a": 1}, object()])
 def test_only_bytes_are_published(reach: Reach, bad: Any) -> None:
     publisher, subscriber = reach.pair()
-    with pytest.raises(TypeError):
+    told = f"publish takes bytes or a buffer, not {type(bad).__name__}; encode it, or open the publisher with type= "
+    with pytest.raises(TypeError, match=f"^{told}"):
         publisher.publish(bad)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=f"^{told}"):
         publisher.publish_many([bad])
     publisher.publish(b"fine")
     assert read_all(subscriber, 1) == [b"fine"]

@@ -30,8 +30,8 @@ from penstock.gateway.endpoint import is_durable
 from penstock.gateway.links import DEFAULT, STAR, Delivery, Link, LinkTable, drain_order
 from penstock.gateway.loaders import recipe
 from penstock.gateway.schema import schema
-from penstock.gateway.throttle import Throttle
 from penstock.secrecy import hidden_values, without_secrets
+from penstock.throttle import Throttle
 
 app = typer.Typer()
 LOOK_S = 0.5

@@ -24,7 +24,7 @@ from penstock.gateway.errors import BrokerError
 from penstock.gateway.losses import last_loss
 from penstock.gateway.marks import Mark
 from penstock.gateway.module import Module
-from penstock.gateway.throttle import Throttle
+from penstock.throttle import Throttle
 
 BATCH = 2048
 MARKED = 32  # so many are acknowledged together, and come again together

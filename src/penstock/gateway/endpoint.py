@@ -23,7 +23,7 @@ from penstock.errors import ClosedError, PenstockError
 from penstock.gateway import carriage
 from penstock.gateway.durable import Forwarder
 from penstock.gateway.module import Module
-from penstock.gateway.throttle import Throttle
+from penstock.throttle import Throttle
 from penstock.types import Schema, Terms
 
 BATCH = 256

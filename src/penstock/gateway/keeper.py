@@ -24,8 +24,8 @@ from penstock.gateway.errors import BrokerError, MessageFailed, StepFailed, reas
 from penstock.gateway.events import Event
 from penstock.gateway.loaders import Recipe
 from penstock.gateway.supervision import Policy, Restart, Supervisor
-from penstock.gateway.throttle import Throttle
 from penstock.gateway.worker import Life, Worker
+from penstock.throttle import Throttle
 
 LOOK_S = 0.25
 #: For modules with a thread or process of their own, where nobody chose: what died is made anew, for ever.

@@ -41,7 +41,7 @@ from penstock.gateway.errors import BrokerError, MessageFailed, ModuleError, Ste
 from penstock.gateway.module import Module, Outlet, refuse_generators
 from penstock.gateway.place import Place
 from penstock.gateway.supervision import Policy
-from penstock.gateway.throttle import Throttle
+from penstock.throttle import Throttle
 
 BATCH = 256
 START_LOOK_S = 0.1

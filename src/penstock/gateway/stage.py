@@ -43,9 +43,9 @@ from penstock.gateway.keeper import UNLESS_CHOSEN
 from penstock.gateway.links import Delivery, Link, LinkOptions, LinkTable, drain_order
 from penstock.gateway.loaders import Recipe, recipe
 from penstock.gateway.supervision import Restart, Supervisor
-from penstock.gateway.throttle import Throttle
 from penstock.gateway.virtual_loop import StageLoop
 from penstock.gateway.worker import ERROR, backoff_s
+from penstock.throttle import Throttle
 
 MAX_AT_ONCE = 1_000_000  # messages and timers at one moment; more than that is a loop
 # What a step of a module may raise without ending the replay. Ctrl-C is no failure of a module.

@@ -38,8 +38,8 @@ from penstock.gateway.errors import reason_of
 from penstock.gateway.filters import Predicate
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
 from penstock.gateway.losses import note_loss, number_aside
-from penstock.gateway.throttle import Throttle
 from penstock.tasks import readable
+from penstock.throttle import Throttle
 
 BATCH = 256
 MAX_ASIDE = 1024
