@@ -129,8 +129,8 @@ def _kept_at(address: Address, live_options: Mapping[str, Any]) -> str:
             directory = looking._durable("")
     if not directory:
         raise RefusedError(
-            f"nobody says where {address.text} is kept: its publisher is not there, or has no durable=; give "
-            "durable=DIRECTORY to read what a publisher left"
+            f"nobody says where {address.scheme}:{address.name} is kept: its publisher is not there, or has no "
+            "durable=; give durable=DIRECTORY to read what a publisher left"
         )
     return str(directory)
 

@@ -345,3 +345,9 @@ def test_a_reader_whose_directory_was_removed_is_told(
             penstock.publisher(where, durable=kept).close()
         with pytest.raises(penstock.CorruptionError, match="removed or made anew"):
             subscriber.receive(LONG)
+
+
+def test_a_refused_start_names_the_channel_without_its_options() -> None:
+    where = f"shm:/{unique('nobody')}"
+    with penstock.publisher(where), pytest.raises(penstock.RefusedError, match=f"where {where} is kept"):
+        penstock.subscriber(f"{where}?start=first")
