@@ -203,10 +203,10 @@ class DurablePublisher(Publisher):
         self._ending = False
         self._failure: BaseException | None = None
         self._committing = threading.Lock()  # held by one commit, until its failure is noted
-        self._passing_on = threading.Condition()  # guards the three below
+        self._passing_on = threading.Condition()  # guards the two below
         self._passed_on = 0  # the live flow has everything up to this position
-        self._awaited = 0  # threads that wait for that
         self._held_up = False  # one has waited in vain; nobody waits until everything was passed on
+        self._outrun = False  # a reader of shm does not keep up
         self._before = self._writer.next_position - 1  # published by others
         self.inner, self._position = _open_live(address, journal, self.topic, dict(live_options))
         self._passed_on = self._position - 1
@@ -313,9 +313,7 @@ class DurablePublisher(Publisher):
         with self._passing_on:
             if self._passed_on >= position or self._held_up:
                 return
-            self._awaited += 1
             came = self._passing_on.wait_for(lambda: self._passed_on >= position or self._ending, PASS_ON_S)
-            self._awaited -= 1
             self._held_up = not came
 
     def _commit_on(self) -> None:
@@ -378,10 +376,12 @@ class DurablePublisher(Publisher):
         deadline = time.monotonic() + KEEP_UP_S
         for begin in range(0, len(batch), most):
             part = batch[begin : begin + most]
-            while self.inner.unread + len(part) > room and time.monotonic() < deadline and not self._ending:
-                if self._awaited:
-                    break  # who waits for the live flow is not to wait for its readers
+            while (late := self.inner.unread + len(part) > room) and not self._outrun and not self._ending:
+                if time.monotonic() >= deadline:
+                    self._outrun = True  # once: a reader that stands still is not waited for with every message
+                    break
                 time.sleep(KEEP_UP_LOOK_S)
+            self._outrun = self._outrun and late
             yield part
 
     # --- the contract

@@ -112,3 +112,16 @@ def test_what_cannot_be_is_refused_at_opening(reach: Reach, tmp_path: Path, opti
         penstock.publisher(reach.address, durable=tmp_path / "kept", **options)
     with penstock.publisher(reach.address, durable=tmp_path / "kept"):
         pass  # nothing of it is left open
+
+
+def test_a_reader_that_keeps_up_loses_nothing_of_what_is_flushed(reach: Reach, tmp_path: Path) -> None:
+    publisher: Any = reach.publisher(durable=tmp_path / "kept")
+    subscriber = reach.subscriber()
+    assert publisher.wait_ready(1, LONG)
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.extend(int(bytes(subscriber.receive(LONG))) for _ in range(500)))
+    thread.start()
+    publisher.publish_many([b"%d" % number for number in range(500)])
+    publisher.flush()
+    thread.join(LONG)
+    assert found == list(range(500))

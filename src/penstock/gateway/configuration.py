@@ -27,14 +27,16 @@ from penstock.gateway.links import STAR, Delivery, Link, LinkOptions
 from penstock.gateway.place import ConfigurationError, Place
 from penstock.gateway.supervision import Policy, Restart
 from penstock.gateway.values import resolved, secret_files, with_defaults
+from penstock.quantities import check_duration, check_size
 
+MAX_VALUES = 1_000_000  # of a YAML file, its aliases filled in
 MAX_FILE_BYTES = 16 << 20
 MAX_INCLUDES = 8
 ABSENT = {"java": "Java", "node": "Node.js", "dotnet": ".NET"}  # loaders of the reference that do not exist here
 KINDS = ("python", "process", "native")
 TOP_KEYS = ("modules", "links", "loaders", "$schema")  # ``include`` and ``defaults`` have been resolved before
 MODULE_KEYS = ("name", "loader", "args", "queue", "restart", "stuck_after_s")
-BUFFER_OPTIONS = ("retain_bytes", "retain_age_s")
+BUFFER_OPTIONS = {"retain_bytes": check_size, "retain_age_s": check_duration}
 LINK_OPTIONS = (
     "delivery",
     "max_tries",
@@ -170,9 +172,10 @@ def _loaded(path: Path) -> Any:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigurationError(f"{path}, line {line}: not UTF-8") from None
-    if path.suffix in (".yaml", ".yml"):
+    ending = path.suffix.lower()
+    if ending in (".yaml", ".yml"):
         return _yaml(text, path)
-    return _toml(text, path) if path.suffix == ".toml" else from_json(text, str(path))
+    return _toml(text, path) if ending == ".toml" else from_json(text, str(path))
 
 
 def _yaml(text: str, path: Path) -> Any:
@@ -192,12 +195,26 @@ def _yaml(text: str, path: Path) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(text, Loader)  # noqa: S506 (a SafeLoader)
+        found = yaml.load(text, Loader)  # noqa: S506 (a SafeLoader)
+        _check_size(found)
+        return found
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
         raise ConfigurationError(f"{path}, line {line}: {error.problem}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
+
+
+def _check_size(data: Any) -> None:
+    """Aliases may stand for more values than anybody could look at, or for themselves."""
+    left, waiting = MAX_VALUES, [data]
+    while waiting:
+        value = waiting.pop()
+        inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+        left -= 1 + len(inner)
+        if left < 0:
+            raise ValueError(f"its aliases stand for more than {MAX_VALUES} values")
+        waiting += inner
 
 
 def from_json(text: str, file: str | None = None) -> Any:
@@ -434,8 +451,7 @@ def _buffer(place: Place) -> str:
         for name, value in parsed.options.items():
             if name not in BUFFER_OPTIONS:
                 place.fail(f"a buffer has no option {name!r}; {nearest(name, BUFFER_OPTIONS)}")
-            if not float(value) > 0 or not (name == "retain_age_s" or value.isdecimal()):
-                place.fail(f"{name}={value} must be a number above 0")
+            BUFFER_OPTIONS[name](value, name)
     return text
 
 
