@@ -1,12 +1,16 @@
-"""Ctrl-C and SIGTERM in the midst of the commands that go on until they are told to end (but `pipeline --every`, which needs
+"""Ctrl-C, SIGTERM and SIGHUP in the midst of the commands that go on until they are told to end (but `pipeline --every`, which needs
 a JVM): no trace, the right code, nothing left."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
+import termios
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,10 +22,13 @@ import pytest
 import penstock
 from penstock._core import counters_read
 from penstock.journal import Journal
+from penstock.recording.story import read_story
 
 from .command import HERE, environment
 
-DONE, INTERRUPTED, TERMINATED = 0, 130, 143
+DONE, INTERRUPTED = 0, 130
+#: These read their files again on SIGHUP.
+RELOAD = ("broker", "run")
 
 #: Command line, exit code after Ctrl-C, and what shows that it is in the midst of its work: ``handle`` (it has opened
 #: one) or ``line`` (it has printed one).
@@ -99,18 +106,63 @@ def _line_of(process: subprocess.Popen[str]) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["ctrl-c", "sigterm", "sighup"])
 def test_every_long_command_ends_cleanly(running: dict[str, subprocess.Popen[str]], number: signal.Signals) -> None:
-    for process in running.values():
+    ended = {name: process for name, process in running.items() if number != signal.SIGHUP or name not in RELOAD}
+    for process in ended.values():
         process.send_signal(number)
     wrong = {}
-    for name, process in running.items():
+    for name, process in ended.items():
         out, err = process.communicate(timeout=60)
-        code = COMMANDS[name][1]
-        if code != DONE and number == signal.SIGTERM:  # what ends well by the one ends well by the other
-            code = TERMINATED
+        code = COMMANDS[name][1] and 128 + number  # what ends well by the one ends well by the others
         if process.returncode != code or "Traceback" in err + out or "Error" in err:
             wrong[name] = (process.returncode, err)
     assert not wrong
-    mine = {process.pid for process in running.values()}
+    mine = {process.pid for process in ended.values()}
     assert not [block for block in counters_read() if block["pid"] in mine]
+
+
+def test_record_whose_terminal_is_closed_writes_its_end(tmp_path: Path) -> None:
+    live = f"shm:/test-hangup-{uuid.uuid4().hex[:8]}"
+    ours, theirs = pty.openpty()
+
+    def take_terminal() -> None:
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    with penstock.publisher(live, slots=64, slot_size=64) as publisher:
+        process = subprocess.Popen(
+            [*HERE, "record", live, "-o", str(tmp_path / "run")], stdin=theirs, stdout=theirs, stderr=theirs,
+            env=environment(TERM="xterm"), start_new_session=True, preexec_fn=take_terminal,
+        )  # fmt: skip
+        try:
+            os.close(theirs)
+            shown, deadline = b"", time.monotonic() + 30
+            while b"recording: 1" not in shown:
+                assert time.monotonic() < deadline, shown
+                publisher.publish(b"tick")
+                if select.select([ours], [], [], 0.05)[0]:
+                    shown += os.read(ours, 1 << 16)
+            os.close(ours)  # the kernel sends SIGHUP, and writing to the terminal fails from now on
+            assert process.wait(60) == DONE
+        finally:
+            process.kill()
+            process.wait()
+    assert read_story(tmp_path / "run").missing() == []
+
+
+def test_nohup_is_left_alone(tmp_path: Path) -> None:
+    live = f"shm:/test-nohup-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(live, slots=64, slot_size=64) as publisher:
+        words = ["nohup", *HERE, "sub", live, "--count", "2"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+            try:
+                assert publisher.wait_ready(1, 60)
+                publisher.publish(b"one")
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"one\n"
+                process.send_signal(signal.SIGHUP)
+                publisher.publish(b"two")
+                assert process.stdout.readline() == b"two\n"
+                assert process.wait(60) == DONE
+            finally:
+                process.kill()

@@ -1,12 +1,13 @@
 """How a command ends: the exit codes, and what is printed when something failed.
 
 =====  =====================================================================
-0      done (a service that was asked to stop by Ctrl-C or SIGTERM has done its work too)
+0      done (a service that was asked to stop by Ctrl-C, SIGTERM or SIGHUP has done its work too)
 1      failed: the line on standard error says what and what to do
 2      wrong usage: an argument or option that cannot be right
 3      the time was over before what was asked for had happened
 4      a check found something wrong (``doctor``, ``why``, ``journal verify``)
 69     something is not installed; the line says how to install it
+129    the terminal is gone (SIGHUP)
 130    Ctrl-C
 141    the reader of the output went away (``| head``)
 143    told to end (SIGTERM)
@@ -19,6 +20,7 @@ import errno
 import functools
 import logging
 import os
+import select
 import signal
 import stat
 import sys
@@ -40,20 +42,32 @@ __all__ = [
 ]  # fmt: skip
 
 FAILED, USAGE, TIME_OVER, WRONG, NOT_INSTALLED = 1, 2, 3, 4, 69
-INTERRUPTED, PIPE_CLOSED, TERMINATED = 130, 141, 143
+INTERRUPTED, PIPE_CLOSED = 130, 141
 
+
+#: The signals that end a command.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Handler = Callable[[int, FrameType | None], Any]
 
 
 class Terminated(BaseException):
-    """SIGTERM came: unwinds through every ``with`` block like Ctrl-C does."""
+    """SIGTERM or SIGHUP came: unwinds through every ``with`` block like Ctrl-C does."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(number)
+        self.number = number
+
+    @property
+    def code(self) -> int:
+        """The exit code, as a shell gives it."""
+        return 128 + self.number
 
 
 #: Which of stdout and stderr were closed when this began.
 closed: set[str] = set()
 
-#: How a person (Ctrl-C) or a supervisor (SIGTERM) ends a command; both are handled alike.
+#: How a person (Ctrl-C), a supervisor (SIGTERM) or a terminal that closes (SIGHUP) ends a command: handled alike.
 STOPPED = (KeyboardInterrupt, Terminated)
 
 
@@ -65,25 +79,25 @@ def choice(value: str, valid: Sequence[str], option: str) -> str:
 
 
 def end_at_once() -> None:
-    """Let Ctrl-C and SIGTERM end the process at once, until a command begins: nothing is open yet.
+    """Let Ctrl-C, SIGTERM and SIGHUP end the process at once, until a command begins: nothing is open yet.
 
     An exception could be lost instead: Python prints and drops what is raised in a finaliser or a callback, and imports
     run many of these.
     """
 
     def end(number: int, _frame: FrameType | None) -> None:
-        os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
+        os._exit(128 + number)
 
     _handle(end, end)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the end of the block, for example between opening something and noting that it
-    must be closed. For short blocks of the main thread."""
+    """Delay Ctrl-C, SIGTERM and SIGHUP until the end of the block, for example between opening something and noting
+    that it must be closed. For short blocks of the main thread."""
     # A signal mask would not help: another thread would take the signal, and Python would run the handler in this one.
     noted: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, lambda came, _frame: noted.append(came))
     try:
@@ -96,10 +110,12 @@ def undisturbed() -> Iterator[None]:
 
 
 def unwinding(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A command's function, from whose beginning on Ctrl-C and SIGTERM unwind the stack."""
+    """A command's function, from whose beginning on Ctrl-C, SIGTERM and SIGHUP unwind the stack."""
 
-    def raise_terminated(_signal: int, _frame: FrameType | None) -> None:
-        raise Terminated
+    def raise_terminated(number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _forget_terminal()
+        raise Terminated(number)
 
     @functools.wraps(function)
     def begun(*arguments: Any, **options: Any) -> Any:
@@ -111,9 +127,25 @@ def unwinding(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _handle(interrupted: Handler, terminated: Handler) -> None:
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's job in the background ignores it
-        signal.signal(signal.SIGINT, interrupted)
-    signal.signal(signal.SIGTERM, terminated)
+    for number in ENDING:
+        # a shell's job in the background ignores Ctrl-C, and nohup's command SIGHUP
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupted if number == signal.SIGINT else terminated)
+
+
+def _forget_terminal() -> None:
+    """Discard what is printed to a terminal that is gone: the error of that must not disturb how a command ends."""
+    for descriptor in (1, 2):
+        looked = select.poll()
+        looked.register(descriptor, 0)
+        if any(state & (select.POLLHUP | select.POLLERR) for _, state in looked.poll(0)) and _is_device(descriptor):
+            hole = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(hole, descriptor)
+            os.close(hole)
+
+
+def _is_device(descriptor: int) -> bool:
+    return stat.S_ISCHR(os.fstat(descriptor).st_mode)
 
 
 def _send_again(dropped: sys.UnraisableHookArgs) -> None:
@@ -121,7 +153,7 @@ def _send_again(dropped: sys.UnraisableHookArgs) -> None:
     if not issubclass(dropped.exc_type, STOPPED):
         sys.__unraisablehook__(dropped)
         return
-    number = signal.SIGINT if dropped.exc_type is KeyboardInterrupt else signal.SIGTERM
+    number = dropped.exc_value.number if isinstance(dropped.exc_value, Terminated) else signal.SIGINT
     threading.Thread(target=_send_outside, args=(number, threading.get_ident()), daemon=True).start()
 
 
@@ -212,8 +244,8 @@ def ending() -> Iterator[None]:
         code = PIPE_CLOSED
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except Terminated:
-        code = TERMINATED
+    except Terminated as end:
+        code = end.code
     except OSError as error:
         told(_said(error))
         code = FAILED
@@ -271,8 +303,8 @@ def guard(extras: dict[str, str]) -> Iterator[None]:
         sys.stdout.flush()
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    except Terminated:
-        raise typer.Exit(TERMINATED) from None
+    except Terminated as end:
+        raise typer.Exit(end.code) from None
     except BrokenPipeError:
         _forget_output()
         raise typer.Exit(PIPE_CLOSED) from None

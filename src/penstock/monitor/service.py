@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import signal
 import socket
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -138,8 +140,22 @@ class _Server(uvicorn.Server):
 
     signals = True
 
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        return super().capture_signals() if self.signals else contextlib.nullcontext()
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Also SIGHUP, if the caller handles it: an exception out of its handler would leave the loop half ended."""
+        if not self.signals:
+            yield
+            return
+        with super().capture_signals():
+            before = signal.getsignal(signal.SIGHUP)
+            if not callable(before) or threading.current_thread() is not threading.main_thread():
+                yield
+                return
+            signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, as uvicorn would, but with a bound for the handshake of TLS."""
