@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ args = {period_s = 0.5}
     ("text", "wanted"),
     [
         ("modules: [\n", r"g\.yaml, line 2"),
+        ("a: &a [x, x, x, x, x, x, x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n"
+         for a, b in itertools.pairwise("abcdefghij")) + "modules: *j\nlinks: []\n", "aliases stand for more than"),
+        ("modules: &m [*m]\nlinks: []\n", "aliases stand for more than"),
         ("modules: []\nlinks: []\nlinks: []\n", r"g\.yaml, line 1: the key 'links' stands twice"),
         ("!!python/object/apply:os.system ['true']\n", r"g\.yaml, line 1"),
     ],

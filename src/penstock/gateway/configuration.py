@@ -28,6 +28,7 @@ from penstock.gateway.place import ConfigurationError, Place
 from penstock.gateway.supervision import Policy, Restart
 from penstock.gateway.values import resolved, secret_files, with_defaults
 
+MAX_VALUES = 1_000_000  # of a YAML file, its aliases filled in
 MAX_FILE_BYTES = 16 << 20
 MAX_INCLUDES = 8
 ABSENT = {"java": "Java", "node": "Node.js", "dotnet": ".NET"}  # loaders of the reference that do not exist here
@@ -192,12 +193,26 @@ def _yaml(text: str, path: Path) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(text, Loader)  # noqa: S506 (a SafeLoader)
+        found = yaml.load(text, Loader)  # noqa: S506 (a SafeLoader)
+        _check_size(found)
+        return found
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
         raise ConfigurationError(f"{path}, line {line}: {error.problem}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
+
+
+def _check_size(data: Any) -> None:
+    """Aliases may stand for more values than anybody could look at, or for themselves."""
+    left, waiting = MAX_VALUES, [data]
+    while waiting:
+        value = waiting.pop()
+        inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+        left -= 1 + len(inner)
+        if left < 0:
+            raise ValueError(f"its aliases stand for more than {MAX_VALUES} values")
+        waiting += inner
 
 
 def from_json(text: str, file: str | None = None) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def load(entrypoint: Place) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     try:
         function = ctypes.CDLL(path).penstock_module
     except OSError as error:
-        entrypoint.fail(f"cannot be loaded: {error}", error)
+        hint = '; a Python class has "python" as the name of its loader' if re.fullmatch(r"[\w.]+:\w+", path) else ""
+        entrypoint.fail(f"cannot be loaded: {error}{hint}", error)
     except AttributeError as error:
         entrypoint.fail(f"{path} exports no penstock_module; see {include_directory() / 'penstock_module.h'}", error)
     function.restype = ctypes.POINTER(_Api)
