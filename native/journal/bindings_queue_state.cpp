@@ -74,6 +74,10 @@ void bind_queue_state(nb::module_ &module) {
              nb::arg("consumer"), nb::arg("position"), nb::arg("due_ns"), nb::arg("lasting") = false)
         .def("take_back", [](Bound &self, std::int64_t position, std::int64_t now_ns) { return self.state().take_back(position, now_ns); })
         .def("extend", [](Bound &self, std::int64_t position, std::int64_t deadline_ns) { return self.state().extend(position, deadline_ns); })
+        .def("heard",
+             [](Bound &self, std::uint32_t consumer, std::int64_t first, std::int64_t last, std::int64_t deadline_ns) {
+                 self.state().heard(consumer, first, last, deadline_ns);
+             })
         .def("drop_consumer",
              [](Bound &self, std::uint32_t consumer, std::int64_t now_ns, bool delivered) {
                  return self.state().drop_consumer(consumer, now_ns, delivered);

@@ -271,7 +271,20 @@ bool QueueState::extend(std::int64_t position, std::int64_t deadline_ns) {
     return true;
 }
 
+void QueueState::heard(std::uint32_t consumer, std::int64_t first, std::int64_t last, std::int64_t deadline_ns) {
+    Heard &heard = heard_[consumer];
+    for (std::size_t at = find(heard.reached + 1); at < entries_.size() && entries_[at].position < first; ++at) {
+        Entry &entry = entries_[at];
+        if (entry.place != static_cast<std::uint8_t>(Place::in_flight) || entry.consumer != consumer) continue;
+        entry.time_ns = deadline_ns;
+        note_deadline(deadline_ns, entry.position);
+    }
+    heard.reached = std::max(heard.reached, std::min(last, cursor_ - 1));
+    heard.deadline_ns = deadline_ns;
+}
+
 std::size_t QueueState::drop_consumer(std::uint32_t consumer, std::int64_t now_ns, bool delivered) {
+    heard_.erase(consumer);
     std::size_t count = 0;
     for (Entry &entry : entries_) {
         if (entry.place != static_cast<std::uint8_t>(Place::in_flight) || entry.consumer != consumer) continue;
@@ -293,6 +306,12 @@ void QueueState::note_deadline(std::int64_t deadline_ns, std::int64_t position) 
 bool QueueState::expire_one(std::int64_t deadline_ns, std::int64_t position, std::int64_t now_ns) {
     Entry *entry = in_flight_at(position);
     if (!entry || entry->time_ns != deadline_ns) return false;
+    const auto heard = heard_.find(entry->consumer);
+    if (heard != heard_.end() && position > heard->second.reached && heard->second.deadline_ns > now_ns) {
+        entry->time_ns = heard->second.deadline_ns;
+        note_deadline(entry->time_ns, position);
+        return false;
+    }
     wait(*entry, now_ns);
     return true;
 }
@@ -398,6 +417,7 @@ void QueueState::reset(std::int64_t start) {
     entries_.clear();
     live_ = 0;
     held_.clear();
+    heard_.clear();
     waiting_.clear();
     deadlines_.clear();
     early_deadlines_.clear();

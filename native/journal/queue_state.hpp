@@ -84,6 +84,9 @@ class QueueState {
     bool take_back(std::int64_t position, std::int64_t now_ns);
     // Its consumer is still at it.
     bool extend(std::int64_t position, std::int64_t deadline_ns);
+    // A consumer is done with what it held from first to last. What it holds behind that waits to be read: it does not
+    // expire before `deadline_ns`. What it has passed over it is at: that has until then, once.
+    void heard(std::uint32_t consumer, std::int64_t first, std::int64_t last, std::int64_t deadline_ns);
     std::size_t drop_consumer(std::uint32_t consumer, std::int64_t now_ns, bool delivered);
     // No deadline is later than `latest_ns`: not after the clock was set back, nor one of a time-out made shorter.
     std::size_t expire(std::int64_t now_ns, std::int64_t latest_ns = INT64_MAX);
@@ -133,6 +136,11 @@ class QueueState {
         std::uint32_t place : 2;
     };
 
+    struct Heard {
+        std::int64_t reached = 0;   // the last position it is known to have got to
+        std::int64_t deadline_ns = 0;
+    };
+
     std::size_t find(std::int64_t position) const;  // first entry at or after it
     Entry *live(std::int64_t position);
     void add(const Entry &entry);
@@ -160,6 +168,7 @@ class QueueState {
     std::deque<Entry> entries_;
     std::size_t live_ = 0;
     std::unordered_map<std::uint32_t, std::size_t> held_;                   // in flight, by consumer
+    std::unordered_map<std::uint32_t, Heard> heard_;                        // by consumer
     std::set<std::pair<std::int64_t, std::int64_t>> waiting_;               // (due, position)
     std::deque<std::pair<std::int64_t, std::int64_t>> deadlines_;           // (deadline, position), in time order
     std::set<std::pair<std::int64_t, std::int64_t>> early_deadlines_;       // those that came before the last of them

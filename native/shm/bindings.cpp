@@ -246,6 +246,7 @@ static nb::list channels() {
         entry["name"] = readable_text(view.name);
         entry["type"] = readable_text(view.type);
         entry["problem"] = readable_text(view.problem);
+        entry["durable"] = readable_text(view.durable);
         entry["slots"] = view.slots;
         entry["slot_size"] = view.slot_size;
         entry["metadata_size"] = view.metadata_size;

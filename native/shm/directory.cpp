@@ -170,6 +170,19 @@ void view_vchans(const std::string &name, ChannelView &view, const Header &heade
     }
 }
 
+void view_durable(const std::string &name, ChannelView &view, const Header &header) {
+    Access any;
+    any.shared = true;
+    try {
+        File file = open_file(name + ".durable." + hexadecimal(header.nonce), any, false);
+        const std::uint64_t size = file ? std::min<std::uint64_t>(file_size(file), max_schema_bytes) : 0;
+        if (!size) return;
+        Mapping memory(file.get(), size, false);
+        view.durable.assign(reinterpret_cast<const char *>(memory.data()), size);
+    } catch (const Error &) {  // another user's, or just being replaced: the channel itself is sound
+    }
+}
+
 }  // namespace
 
 std::vector<ChannelView> list_channels() {
@@ -221,6 +234,7 @@ std::vector<ChannelView> list_channels() {
             add(false, look.channel.subscribers, look.channel.subscriber_capacity);
             view_slots(encoded, view, look.channel);
             view_vchans(encoded, view, header);
+            view_durable(encoded, view, header);
         }
         for (const std::string &other : names) {
             struct stat status {};

@@ -185,6 +185,7 @@ struct MemberView {
 };
 struct ChannelView {
     std::string name, type, problem;
+    std::string durable;  // the directory where its publisher keeps the messages, or empty
     std::uint32_t slots = 0, metadata_size = 0, flags = 0, mode = 0, owner = 0;
     std::uint64_t slot_size = 0, memory_bytes = 0, messages = 0, made_ns = 0;
     std::uint32_t free_slots = 0, owned_slots = 0, live_slots = 0, held_slots = 0;

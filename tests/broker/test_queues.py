@@ -81,6 +81,27 @@ def test_redelivery_after_a_timeout(client: Client) -> None:
         assert again is not None and consumer.deliveries(again) == 2
 
 
+@pytest.mark.parametrize("say", ["ack", "nack"])
+def test_what_was_sent_ahead_to_a_reader_at_work_does_not_expire(server: Server, client: Client, say: str) -> None:
+    client.queue("q", topics="t", ack_timeout_s=3600)
+    client.publish_many("t", [b"a", b"b", b"c"])
+    state = server.broker.queues["q"].state
+    with client.subscribe("q", ack="manual") as consumer:
+        first = consumer.read(LONG)
+        assert first is not None
+        until(lambda: state.in_flight == 3)
+        due_ns = state.next_time_ns
+        until(lambda: time.time_ns() > due_ns - 3600 * 10**9, "the clock has moved since they were sent")
+        if say == "ack":
+            consumer.ack(first, confirm=True)
+        else:
+            consumer.nack(first, delay_s=7200)
+        until(lambda: state.in_flight == 2)
+        assert state.expire(due_ns) == 0, "those behind it wait to be read"
+        assert state.next_time_ns > due_ns
+        assert state.expire(state.next_time_ns) == 2, "nothing was heard of the reader since"
+
+
 def test_dead_letters_and_redrive(client: Client) -> None:
     client.queue("q", topics="t", max_deliveries=3)
     client.queue("bystander", topics="t")

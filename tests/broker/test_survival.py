@@ -124,6 +124,27 @@ def test_deadlines_in_any_order() -> None:
     assert state.acknowledge(0, 1, 9) == 3 and state.next_time_ns > 1 << 62
 
 
+def test_a_reader_that_is_heard_keeps_what_waits_behind() -> None:
+    state = QueueState(1)
+    state.look_from(10)
+    for position in range(1, 7):
+        state.put_back(position, 0, 0)
+        assert state.redeliver(position, 8 if position != 4 else 9, 100)
+    assert state.acknowledge(8, 1, 1) == 1
+    state.heard(8, 1, 1, 150)
+    assert state.expire(100) == 1 and state.due(100, 10) == [(4, 1)], "only what another holds, of whom nothing was heard"
+    assert state.acknowledge(8, 3, 3) == 1
+    state.heard(8, 3, 3, 190)  # 2 is passed over: somebody is at it
+    assert state.expire(189) == 0 and state.in_flight == 3
+    assert state.acknowledge(8, 5, 5) == 1
+    state.heard(8, 5, 5, 250)
+    assert state.expire(200) == 1 and [position for position, _ in state.due(200, 10)] == [4, 2], "2 had its time"
+    assert state.expire(249) == 0 and state.expire(250) == 1, "6 waits as long as its reader is heard, and no longer"
+    state.heard(8, 5, 5, 300)
+    state.drop_consumer(8, 260)
+    assert state.redeliver(6, 8, 270) and state.expire(270) == 1, "another reader under the same number is not heard yet"
+
+
 def test_closing_ends_what_tasks_wait_for() -> None:
     async def ask_and_close() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -48,6 +48,22 @@ def test_nobody_publishes(name: str) -> None:
     assert code == 4 and "nobody publishes" in text
 
 
+def test_who_reads_a_durable_channel_from_disk(name: str, tmp_path: Path) -> None:
+    where, kept = f"shm:{name}", f"journal:{tmp_path.resolve() / 'kept'}"
+    with penstock.publisher(where, durable=tmp_path / "kept") as publisher:
+        publisher.publish_many([b"x"] * 10)
+        publisher.flush()
+        assert "nobody reads it" in reasons(where)[1]
+        with penstock.subscriber(where, start="first") as first, penstock.subscriber(where, start="new"):
+            first.receive(60).release()
+            text = reasons(where)[1]
+            assert f"2 subscribers read it from disk ({kept})" in text and "nobody reads it" not in text
+            assert re.search(rf"the subscriber in process {os.getpid()} .* reads it from disk and is 9 messages", text)
+        assert "nobody reads it" in reasons(where)[1]
+        facts = json.loads(run("info", where, "--json").stdout)["facts"]
+        assert facts["on disk"].startswith(f"{kept} ")
+
+
 def test_a_publisher_that_is_silent(handles: Handles, name: str) -> None:
     handles.do(f"open shm publisher {name}")
     code, text = reasons(f"shm:{name}")

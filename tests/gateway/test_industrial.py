@@ -235,6 +235,11 @@ def test_what_no_register_is_is_refused() -> None:
     refused(ModbusIn, {"registers": {"a": {"kind": "word"}}}, "registers.a: kind is one of")
     refused(ModbusOut, {"register": {"address": 1, "kind": "input"}}, "register: kind is one of holding, coil")
     refused(ModbusOut, {"register": {"address": 1, "type": "text"}}, "type is one of")
+    refused(ModbusIn, {"registers": {"a": {"address": 65535, "type": "float32"}}}, "registers.a: float32 is 2 registers")
+    assert ModbusIn.parse({"registers": {"a": {"address": 65534, "type": "float32"}, "b": {"address": 65535}}})
+    for unit in (300, -1):
+        refused(ModbusOut, {"register": {"address": 1}, "unit": unit}, "unit is 0 to 255")
+    refused(ModbusOut, {"register": {"address": 1}, "port": 70000}, "port is 1 to 65535")
 
 
 # ---- OPC UA
@@ -337,3 +342,17 @@ def test_what_no_node_is_is_refused() -> None:
     refused(OpcUaIn, {}, "nodes is missing")
     refused(OpcUaIn, {"nodes": {"a": 3}}, "nodes.a is a node id")
     refused(OpcUaOut, {"node": "i=1", "url": "http://x"}, "begins with opc.tcp")
+    for node in ("nonsense", "ns=2", "ns=x;i=3", "ns=70000;i=3", "i=-1", "i=4294967296", "s=", "g=12"):
+        refused(OpcUaIn, {"nodes": {"a": node}}, "nodes.a is a node id")
+        refused(OpcUaOut, {"node": node}, "node is a node id")
+
+
+@pytest.mark.parametrize(
+    "node", ["i=1", "ns=2;i=3", "ns=2;s=Door.Open", "s=a;b=c", "nsu=urn:plant;s=x", "ns=1;b=AQI=",
+             "g=00000000-0000-0000-0000-00000000002a"],
+)  # fmt: skip
+def test_what_the_client_takes_for_a_node_is_taken(node: str) -> None:
+    from asyncua import ua
+
+    assert ua.NodeId.from_string(node) is not None
+    assert OpcUaIn.parse({"nodes": {"a": node}})["nodes"] == {"a": node}

@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -179,3 +180,51 @@ def test_what_is_no_filter_of_topics_is_refused(topic: object) -> None:
 def test_an_authority_that_is_not_there_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"there is no file 'none\.pem'"):
         MqttIn.parse({"tls": "none.pem"})
+
+
+def test_who_is_cut_off_by_another_of_its_name_is_told_why(broker: Broker) -> None:
+    told: list[str] = []
+    with Gateway(callbacks=[(Event.MODULE_FAILED, lambda _, __, c, ___: told.append(str(c[2])))]) as gateway:
+        gateway.add_module("in", MqttIn, {"port": broker.port})
+        gateway.start()
+        eventually(lambda: gateway.module("in")._client.is_connected())
+        with Gateway() as other:
+            other.add_module("in", MqttIn, {"port": broker.port})
+            other.start()
+            eventually(lambda: any("another client with the client_id 'penstock-in'" in text for text in told))
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_topic_that_is_no_text_costs_its_message_alone_and_is_told(qos: int) -> None:
+    """From a server that does not look at topics, as mosquitto does."""
+    told: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        callbacks = [(Event.MODULE_FAILED, lambda _, __, c, ___: told.append(str(c[2])))]
+        with Gateway(callbacks=callbacks) as gateway:
+            gateway.add_module("in", MqttIn, {"port": server.getsockname()[1]})
+            gateway.add_module("sink", Collector)
+            gateway.add_link("in", "sink")
+            gateway.start()
+            client = server.accept()[0]
+            with client, client.makefile("rb") as said:
+                client.settimeout(60)
+                assert packet(said)[0] == 0x10  # CONNECT
+                client.sendall(b"\x20\x02\x00\x00")
+                number = packet(said)[1][:2]  # SUBSCRIBE
+                client.sendall(b"\x90\x03" + number + b"\x01")
+                given = b"\x00\x07" if qos else b""
+                body = b"\x00\x02\xff\xfe" + given + b"bad"
+                client.sendall(bytes([0x30 | qos << 1, len(body)]) + body)
+                client.sendall(b"\x30\x07\x00\x01tgood")
+                eventually(lambda: gateway.module("sink").got == [b"good"])
+                eventually(lambda: any("a topic that is no UTF-8" in text for text in told))
+                assert gateway.broker.info(gateway.module("in")).failed == 1
+                if qos:
+                    assert packet(said) == (0x40, b"\x00\x07")  # else it would come for ever
+
+
+def packet(said: BinaryIO) -> tuple[int, bytes]:
+    """The next short MQTT packet."""
+    kind, size = said.read(2)
+    return kind, said.read(size)

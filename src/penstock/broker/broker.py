@@ -316,6 +316,7 @@ class Broker:
         self.changes += 1
         count = queue.state.acknowledge(consumer.number, first, last, exact)
         if count:
+            queue.heard(consumer, first, last)
             self.wake(queue)
         return count
 

@@ -494,6 +494,7 @@ class Protocol(Session):
         due_ns = time.time_ns() + int(options.get("delay_ms", 0)) * 1_000_000
         subscription = self.subscriptions.get(name)
         if subscription is not None and subscription.queue.state.return_message(subscription.number, number, due_ns):
+            subscription.queue.heard(subscription, number, number)
             self.broker.wake(subscription.queue)
         return None
 

@@ -160,6 +160,13 @@ class Queue:
         timeout_s = self.options.ack_timeout_s
         return now_ns + int(timeout_s * 1e9) if timeout_s and not consumer.automatic else NO_DEADLINE
 
+    def heard(self, consumer: Consumer, first: int, last: int) -> None:
+        """The consumer is done with what it held from first to last: what was sent ahead behind that has its time from
+        now on, since it waits to be read."""
+        deadline_ns = self._deadline(consumer, time.time_ns())
+        if deadline_ns != NO_DEADLINE:
+            self.state.heard(consumer.number, first, last, deadline_ns)
+
     def _redeliver_due(self, now_ns: int, over: Callable[[], bool], exhausted: list[tuple[Queue, int, int]]) -> bool:
         """What is due again: to those with room, before anything new, or off to the dead letters. False: there is more
         of it, and the turn is over."""

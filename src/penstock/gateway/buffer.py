@@ -26,6 +26,7 @@ from penstock.gateway import carriage
 from penstock.gateway.durable import Forwarder
 from penstock.gateway.errors import MessageFailed
 from penstock.gateway.module import Module, Outlet
+from penstock.quantities import check_duration, check_size
 
 BATCH = 256
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 1 << 16, 8 << 20
@@ -45,14 +46,14 @@ class Buffer(Module):
 
     def __init__(self, text: str, link: str) -> None:
         parsed = address.parse(text)
-        retain_bytes = int(parsed.options.get("retain_bytes", RETAIN_BYTES))
+        retain_bytes = check_size(parsed.options.get("retain_bytes", RETAIN_BYTES), "retain_bytes")
         age_s = parsed.options.get("retain_age_s")
         self._directory = parsed.name
         self._topic = _topic_of(link)
         self._options: dict[str, Any] = {
             "segment_bytes": _segment_bytes(parsed.name, retain_bytes),
             "retain_bytes": retain_bytes,
-            "retain_age_s": None if age_s is None else float(age_s),
+            "retain_age_s": None if age_s is None else check_duration(age_s, "retain_age_s"),
             "retain_queues": True,
         }
         self._forwarder: Forwarder | None = None

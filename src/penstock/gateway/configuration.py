@@ -27,6 +27,7 @@ from penstock.gateway.links import STAR, Delivery, Link, LinkOptions
 from penstock.gateway.place import ConfigurationError, Place
 from penstock.gateway.supervision import Policy, Restart
 from penstock.gateway.values import resolved, secret_files, with_defaults
+from penstock.quantities import check_duration, check_size
 
 MAX_VALUES = 1_000_000  # of a YAML file, its aliases filled in
 MAX_FILE_BYTES = 16 << 20
@@ -35,7 +36,7 @@ ABSENT = {"java": "Java", "node": "Node.js", "dotnet": ".NET"}  # loaders of the
 KINDS = ("python", "process", "native")
 TOP_KEYS = ("modules", "links", "loaders", "$schema")  # ``include`` and ``defaults`` have been resolved before
 MODULE_KEYS = ("name", "loader", "args", "queue", "restart", "stuck_after_s")
-BUFFER_OPTIONS = ("retain_bytes", "retain_age_s")
+BUFFER_OPTIONS = {"retain_bytes": check_size, "retain_age_s": check_duration}
 LINK_OPTIONS = (
     "delivery",
     "max_tries",
@@ -171,9 +172,10 @@ def _loaded(path: Path) -> Any:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigurationError(f"{path}, line {line}: not UTF-8") from None
-    if path.suffix in (".yaml", ".yml"):
+    ending = path.suffix.lower()
+    if ending in (".yaml", ".yml"):
         return _yaml(text, path)
-    return _toml(text, path) if path.suffix == ".toml" else from_json(text, str(path))
+    return _toml(text, path) if ending == ".toml" else from_json(text, str(path))
 
 
 def _yaml(text: str, path: Path) -> Any:
@@ -449,8 +451,7 @@ def _buffer(place: Place) -> str:
         for name, value in parsed.options.items():
             if name not in BUFFER_OPTIONS:
                 place.fail(f"a buffer has no option {name!r}; {nearest(name, BUFFER_OPTIONS)}")
-            if not float(value) > 0 or not (name == "retain_age_s" or value.isdecimal()):
-                place.fail(f"{name}={value} must be a number above 0")
+            BUFFER_OPTIONS[name](value, name)
     return text
 
 

@@ -106,7 +106,7 @@ class Gateway:
 
     @classmethod
     def from_file(cls, path: str | Path, **options: Any) -> Self:
-        """From a JSON or TOML file, and started."""
+        """From a JSON, TOML or YAML file, and started."""
         return cls(configurations.read(path), **{"name": Path(path).stem, **options})._begun()
 
     def _begun(self) -> Self:

@@ -19,6 +19,7 @@ from penstock.observe.health import STANDSTILL
 from penstock.observe.memory import TAIL, seen, tailing
 from penstock.observe.rates import PRODUCERS, READERS, flow
 from penstock.observe.snapshot import Block, Key, live, matching
+from penstock.printable import printable
 from penstock.types.fields import Values
 
 __all__ = ["Finding", "explain", "explain_filter"]
@@ -52,8 +53,11 @@ def _explain(text: str, watch_s: float, passed: set[str]) -> list[Finding]:
         found += _publisher_findings(parts.text, publishers, parts.scheme)
     found += bridged
     readers = [b for b in blocks if b.kind not in (*PRODUCERS, TAIL)]
-    stalled, losing = _watch(readers, watch_s)
-    found += _reader_findings(readers, stalled, losing, watch_s)
+    from_disk = list(_disk_findings(parts, everything))
+    found += from_disk
+    if readers or not from_disk:
+        stalled, losing = _watch(readers, watch_s)
+        found += _reader_findings(readers, stalled, losing, watch_s)
     if not bridged and (not blocks or (parts.scheme == "shm" and not publishers)):
         found += _similar_addresses(parts, everything)
     return sorted(found, key=lambda finding: not finding.grave)
@@ -78,6 +82,27 @@ def _of_address(below: list[Block], everything: list[Block], parts: addresses.Ad
         if b.room == "shm" and _plain(b.address) in names
         and (b.kind in PRODUCERS or _plain(b.address) == f"shm:{parts.name}")
     ] + [b for b in below if b.name_cut or b.room != "shm"]  # fmt: skip
+
+
+def _disk_findings(parts: addresses.Address, everything: list[Block]) -> Iterator[Finding]:
+    """The readers of a durable channel's journal: subscribers with ``start=`` are no members of the channel."""
+    if parts.scheme != "shm":
+        return  # over tcp the publisher reads for them; a bus cannot be seen from outside its process
+    from penstock.shm.explain import kept_at
+
+    if not (directory := kept_at(parts)):
+        return
+    from penstock.journal import presence
+
+    journal = f"journal:{directory}"
+    readers = [b for b in everything if b.kind in READERS and b.address.partition("#")[0] == journal]
+    if number := max(len(readers), presence.count(Path(directory))):
+        text = "1 subscriber reads" if number == 1 else f"{number} subscribers read"
+        yield Finding(f"{text} it from disk ({printable(journal)})", grave=False)
+    for block in readers:
+        if block.lag:
+            who = f"the {block.kind} in process {block.pid} ({block.program})"
+            yield Finding(f"{who} reads it from disk and is {block.lag} messages behind", grave=False)
 
 
 def _bridge_findings(parts: addresses.Address, everything: list[Block], passed: set[str]) -> list[Finding]:

@@ -9,11 +9,12 @@ from typing import Any
 from penstock import _core
 from penstock import address as addresses
 from penstock.finding import QUIET_S, Finding
+from penstock.printable import printable
 from penstock.quantities import iso_time
 from penstock.shm.directory import Channel, Member, channels
 from penstock.system import who
 
-__all__ = ["carriers", "describe", "explain"]
+__all__ = ["carriers", "describe", "explain", "kept_at"]
 
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
@@ -49,6 +50,11 @@ def carriers(parts: addresses.Address) -> set[str]:
     """The names under which publishers publish what arrives at the address: its own and its virtual channels'."""
     channel = next((c for c in channels() if c.name == parts.name), None)
     return {parts.name, *(channel.vchans.values() if channel is not None and channel.mux else ())}
+
+
+def kept_at(parts: addresses.Address) -> str:
+    """The directory where the channel's publisher keeps its messages, or empty."""
+    return next((c.durable for c in channels() if c.name == parts.name), "")
 
 
 def _member(channel: Channel, member: Member) -> Iterator[Finding]:
@@ -100,6 +106,8 @@ def describe(parts: addresses.Address) -> dict[str, Any]:
         "subscribers": len(channel.subscribers),
     }
     optional = {"type": channel.type, "metadata": channel.metadata_size, "problem": channel.problem}
+    if channel.durable:
+        optional["on disk"] = f"journal:{printable(channel.durable)} (subscribers with start= are its readers)"
     if channel.vchans:
         optional["virtual channels"] = ", ".join(list(channel.vchans.values())[:8])
     return {**facts, **{name: value for name, value in optional.items() if value}}

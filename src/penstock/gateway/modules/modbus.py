@@ -100,6 +100,9 @@ def _register(given: Any, name: str, kinds: tuple[str, ...] = KINDS) -> dict[str
         raise ValueError(f"{name}: type is one of {', '.join(TYPES)}, not {register['type']!r}")
     if not 0 <= register["address"] <= 65535 or register["scale"] == 0:
         raise ValueError(f"{name}: address is 0 to 65535, and scale is not 0")
+    size = 1 if register["kind"] in BITS else TYPES[register["type"]]
+    if register["address"] + size > 65536:
+        raise ValueError(f"{name}: {register['type']} is {size} registers, and address {65536 - size} the last for it")
     return register
 
 
@@ -107,6 +110,10 @@ def _checked(args: Any, **more: Any) -> dict[str, Any]:
     given = options(args, **COMMON, **more)
     if given["word_order"] not in ("big", "little"):
         raise ValueError(f'word_order is "big" or "little", not {given["word_order"]!r}')
+    if not 0 <= given["unit"] <= 255:
+        raise ValueError(f"unit is 0 to 255, not {given['unit']}")
+    if not 1 <= given["port"] <= 65535:
+        raise ValueError(f"port is 1 to 65535, not {given['port']}")
     if not given["timeout_s"] > 0:
         raise ValueError(f"timeout_s is above 0, not {given['timeout_s']!r}")
     return given

@@ -1,8 +1,9 @@
 """MqttIn and MqttOut: messages from and to an MQTT 3.1.1 server (``pip install 'penstock[mqtt]'``).
 
-args: of both ``host`` ("127.0.0.1"), ``port`` (1883), ``client_id`` ("penstock-NAME"), ``username`` and ``password``
-(null), ``tls`` (null; true, or the path of an authority's certificate), ``keepalive_s`` (60), ``will`` (null;
-{"topic", "payload", "qos", "retain"}), ``qos`` (1). A server that is not there is waited for, and told of.
+args: of both ``host`` ("127.0.0.1"), ``port`` (1883), ``client_id`` ("penstock-NAME"; a server has one client of
+an id, and a second one, of another gateway too, pushes the first out), ``username`` and ``password`` (null), ``tls``
+(null; true, or the path of an authority's certificate), ``keepalive_s`` (60), ``will`` (null; {"topic", "payload",
+"qos", "retain"}), ``qos`` (1). A server that is not there is waited for, and told of.
 MqttIn: ``topics`` (["#"]), ``clean`` (false: the server keeps the session). Properties: ``topic``, ``qos``, ``retain``.
 With QoS 1 and a kept session it is a durable source: the server is told when a message was handled.
 MqttOut: ``topic`` ("penstock"; ``{NAME}`` stands for a property), ``retain`` (false), ``timeout_s`` (10.0). With QoS 1
@@ -44,8 +45,7 @@ class _Mqtt(Module):
         from paho.mqtt.enums import CallbackAPIVersion
 
         c = self.configuration
-        name = c["client_id"] or f"penstock-{self.name}"
-        client = paho.Client(CallbackAPIVersion.VERSION2, name, clean_session=clean, **more)
+        client = paho.Client(CallbackAPIVersion.VERSION2, self._client_id, clean_session=clean, **more)
         if c["username"] is not None:
             client.username_pw_set(c["username"], c["password"])
         if c["tls"] is not None and c["tls"] is not False:
@@ -58,6 +58,10 @@ class _Mqtt(Module):
         client.connect_async(c["host"], c["port"], c["keepalive_s"])
         return client
 
+    @property
+    def _client_id(self) -> str:
+        return str(self.configuration["client_id"] or f"penstock-{self.name}")
+
     def _connected(self, client: Any, _: Any, __: Any, reason: Any, ___: Any) -> None:
         if reason.is_failure:
             self._tell(f"refused the connection: {reason}")
@@ -65,7 +69,8 @@ class _Mqtt(Module):
 
     def _disconnected(self, _: Any, __: Any, ___: Any, reason: Any, ____: Any) -> None:
         if reason.is_failure:
-            self._tell(f"is gone: {reason}")
+            # The server does not say why: MQTT 3.1.1 has no word for it.
+            self._tell(f"is gone: {reason} (or another client with the client_id {self._client_id!r} took its place)")
 
     def _tell(self, what: str) -> None:
         """A failure, after which the client tries again by itself."""
@@ -107,7 +112,7 @@ class MqttIn(_Mqtt):
         self._inbox: queue.Queue[Any] = queue.Queue(MAX_WAITING)
         self._client = self._connect(configuration["clean"], manual_ack=True)
         self._client.on_subscribe = self._subscribed
-        self._client.on_message = lambda _, __, message: self._inbox.put(message)
+        self._client.on_message = self._arrived
         self._forwarder = Forwarder(self, lambda: self, self._forward)
 
     def start(self) -> None:
@@ -124,6 +129,16 @@ class MqttIn(_Mqtt):
         for topic, reason in zip(self.configuration["topics"], reasons, strict=False):
             if reason.is_failure:
                 self._tell(f"refused the topic {topic!r}: {reason}")
+
+    def _arrived(self, client: Any, _: Any, message: Any) -> None:
+        try:
+            message.topic  # noqa: B018 - it is decoded here
+        except UnicodeDecodeError:
+            self._tell("sent a message on a topic that is no UTF-8, which is lost")
+            if message.qos:  # it would come again for ever
+                client.ack(message.mid, message.qos)
+        else:
+            self._inbox.put(message)
 
     def read_many(self, most: int, timeout: float) -> Sequence[Any]:
         """What has come."""

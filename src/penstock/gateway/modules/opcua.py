@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from typing import Any
 
 from penstock._core.gateway import GatewayMessage
@@ -28,6 +29,11 @@ from penstock.gateway.module import Module, Outlet, Source, options
 COMMON = {"url": "opc.tcp://127.0.0.1:4840", "username": None, "password": None, "security": None, "timeout_s": 4.0}
 LOOK_S = 0.1  # how often the end is looked for
 CHECK_S = 1.0  # how often the connection is
+_NODE = re.compile(
+    r"(?:srv=\d+;)?(?:ns=(?P<space>\d{1,5});|nsu=[^;]+;)?"
+    r"(?:i=(?P<number>\d{1,10})|s=.+|g=[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|b=[A-Za-z0-9+/]+={0,2})",
+    re.ASCII | re.DOTALL,
+)
 
 
 async def _connected(configuration: Any) -> Any:
@@ -60,6 +66,12 @@ def _checked(args: Any, **more: Any) -> dict[str, Any]:
     return given
 
 
+def _check_node(node: Any, name: str) -> None:
+    found = _NODE.fullmatch(node) if isinstance(node, str) else None
+    if found is None or int(found["space"] or 0) > 65535 or int(found["number"] or 0) >= 1 << 32:
+        raise ValueError(f"{name} is a node id such as 'ns=2;i=3', not {node!r}")
+
+
 class OpcUaIn(Source):
     """Publishes what changes."""
 
@@ -70,8 +82,7 @@ class OpcUaIn(Source):
         if not given["nodes"]:
             raise ValueError("nodes is missing")
         for name, node in given["nodes"].items():
-            if not isinstance(node, str):
-                raise ValueError(f"nodes.{name} is a node id such as 'ns=2;i=3', not {node!r}")
+            _check_node(node, f"nodes.{name}")
         return given
 
     async def run(self) -> None:  # type: ignore[override]
@@ -121,6 +132,7 @@ class OpcUaOut(Module):
         given = _checked(args, node="", field=None)
         if not given["node"]:
             raise ValueError("node is missing")
+        _check_node(given["node"], "node")
         return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:
