@@ -611,3 +611,18 @@ def test_handles_are_found_by_several_words(service: Service, browser: Browser, 
         kinds = "return [...document.querySelectorAll('#ledger-table tbody tr')].map(row => row.dataset.kind).join()"
         browser.until(f"{kinds} === 'subscriber'")
         browser.run("const f = document.getElementById('ledger-filter'); f.value = ''; f.dispatchEvent(new Event('input'))")
+
+
+def test_a_name_that_would_read_as_another_is_escaped(service: Service, browser: Browser, name: str) -> None:
+    """As ``penstock ls`` does; what the page asks for is the name itself."""
+    where = f"{name}\u202egnp.exe"
+    with Handles() as running:
+        running.do(f"open shm publisher {where}")
+        browser.open(service.url)
+        show(browser, "handles")
+        shown = "[...document.querySelectorAll('#ledger-table tbody td.where')].map(cell => cell.textContent)"
+        browser.until(f"return {shown}.some(text => text.includes('{name}'))")
+        assert browser.run("return document.body.textContent.includes('\u202e')") is False
+        assert any("\\u202egnp.exe" in text for text in browser.run(f"return {shown}"))
+        kept = "[...document.querySelectorAll('#ledger-table tbody tr')].map(row => row.dataset.where)"
+        assert any("\u202e" in text for text in browser.run(f"return {kept}"))

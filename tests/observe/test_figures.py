@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +90,36 @@ def test_a_reader_that_keeps_a_reliable_publisher_waiting_is_named() -> None:
                 publisher.publish(b"x", timeout=0.1)  # type: ignore[call-arg]
         grave = [f.text for f in explain(name) if f.grave]
         assert any("8 messages wait for the reliable subscriber" in t and str(process.pid) in t for t in grave), grave
+
+
+def test_a_reader_that_goes_on_to_lose_is_a_reason_and_one_that_lost_is_not() -> None:
+    address = f"shm:/test/losing-{os.getpid()}"
+    stop = threading.Event()
+
+    def lose(publisher: Any, subscriber: Any) -> None:
+        for _ in range(20):
+            publisher.publish(b"x")
+        while subscriber.read(0) is not None:
+            pass
+
+    def go_on(publisher: Any, subscriber: Any) -> None:
+        while not stop.wait(0.01):
+            lose(publisher, subscriber)
+
+    with penstock.publisher(address, slots=4) as publisher, penstock.subscriber(address) as subscriber:
+        lose(publisher, subscriber)
+        assert of(address, "subscriber").lost
+        over = [finding for finding in explain(address, watch_s=0.1) if " lost " in finding.text]
+        assert len(over) == 1 and not over[0].grave and not over[0].remedy
+        thread = threading.Thread(target=go_on, args=(publisher, subscriber))
+        thread.start()
+        try:
+            found = [finding for finding in explain(address, watch_s=60) if " lost " in finding.text]
+        finally:
+            stop.set()
+            thread.join()
+        assert len(found) == 1 and found[0].grave and "goes on" in found[0].text
+        assert "more slots" in found[0].remedy
 
 
 def test_what_moves_is_not_stuck() -> None:

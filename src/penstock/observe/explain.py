@@ -31,7 +31,8 @@ WATCH_S = 2.0
 def explain(text: str, watch_s: float = WATCH_S) -> list[Finding]:
     """The findings about an address where nothing arrives, the likeliest reason first.
 
-    Watches readers that have messages waiting for up to ``watch_s``, to find those that are stalled.
+    Watches readers that have messages waiting or have lost some for up to ``watch_s``, to find those that are stalled
+    and those that still lose.
     """
     return _explain(text, watch_s, set())
 
@@ -55,7 +56,8 @@ def _explain(text: str, watch_s: float, passed: set[str]) -> list[Finding]:
     from_disk = list(_disk_findings(parts, everything))
     found += from_disk
     if readers or not from_disk:
-        found += _reader_findings(readers, _stalled_readers(readers, watch_s), watch_s)
+        stalled, losing = _watch(readers, watch_s)
+        found += _reader_findings(readers, stalled, losing, watch_s)
     if not bridged and (not blocks or (parts.scheme == "shm" and not publishers)):
         found += _similar_addresses(parts, everything)
     return sorted(found, key=lambda finding: not finding.grave)
@@ -208,21 +210,29 @@ _CALL_ENDS = {
 }
 
 
-def _stalled_readers(readers: list[Block], watch_s: float) -> set[Key]:
-    """The readers that have messages waiting and took none while they were watched.
+def _watch(readers: list[Block], watch_s: float) -> tuple[set[Key], dict[Key, int]]:
+    """The readers that have messages waiting and took none while they were watched; and those that lost more, with how
+    many they have lost by now.
 
-    The time of the last message alone cannot distinguish a slow reader from a stalled one.
+    One look cannot distinguish a slow reader from a stalled one, nor losses that go on from those of long ago.
     """
-    counts = {block.key: flow(block) for block in readers if block.waiting or block.depth}
+    waiting = {block.key: flow(block) for block in readers if block.waiting or block.depth}
+    lossy = {block.key: block.lost for block in readers if block.lost}
+    losing: dict[Key, int] = {}
     deadline = time.monotonic() + watch_s
-    while counts and time.monotonic() < deadline:
+    while (waiting or lossy) and time.monotonic() < deadline:
         time.sleep(min(0.05, watch_s))
-        now = {block.key: flow(block) for block in live()}
-        counts = {key: count for key, count in counts.items() if now.get(key) == count}
-    return set(counts)
+        now = {block.key: block for block in live()}
+        waiting = {key: count for key, count in waiting.items() if key in now and flow(now[key]) == count}
+        lossy = {key: count for key, count in lossy.items() if key in now}
+        losing |= {key: now[key].lost for key, count in lossy.items() if now[key].lost > count}
+        lossy = {key: count for key, count in lossy.items() if key not in losing}
+    return set(waiting), losing
 
 
-def _reader_findings(readers: list[Block], stalled: set[Key], watch_s: float) -> Iterator[Finding]:
+def _reader_findings(
+    readers: list[Block], stalled: set[Key], losing: dict[Key, int], watch_s: float
+) -> Iterator[Finding]:
     if not readers:
         yield Finding("nobody reads it on this machine", grave=False)
     for block in readers:
@@ -251,9 +261,13 @@ def _reader_findings(readers: list[Block], stalled: set[Key], watch_s: float) ->
             else:
                 yield Finding(f"the filter of {who} matched none of {filtered} messages", "look at its filter")
         if block.lost:
-            remedy = "read faster, give the channel more slots, or open both sides with reliable=True"
-            grave = block.room == "shm" and not block.delivered
-            yield Finding(f"{who} lost {block.lost} messages: {_reasons(block)}", remedy if grave else "", grave=grave)
+            remedy = "read faster"
+            if block.room == "shm":
+                remedy += ", give the channel more slots, or open both sides with reliable=True"
+            grave = block.key in losing or (block.room == "shm" and not block.delivered)
+            goes_on = f", and goes on to lose them ({losing[block.key]} by now)" if block.key in losing else ""
+            text = f"{who} lost {block.lost} messages: {_reasons(block)}{goes_on}"
+            yield Finding(text, remedy if grave else "", grave=grave)
 
 
 def _quiet_time(block: Block, watch_s: float) -> str:

@@ -1,9 +1,16 @@
 // Numbers and elements as the page shows them.
 
+// A foreign text as `penstock ls` prints it: what is not printable is escaped (\u202e), so that no name reads as another.
+// Only what is shown: an address that is asked for stays as it is.
+export const printable = text => String(text ?? "").replace(/(?![\t\n])[\p{C}\p{Zl}\p{Zp}]/gu, sign => {
+  const code = sign.codePointAt(0), hex = code.toString(16);
+  return code < 0x100 ? `\\x${hex.padStart(2, "0")}` : code < 0x10000 ? `\\u${hex.padStart(4, "0")}` : `\\U${hex.padStart(8, "0")}`;
+});
+
 export function element(name, kind, text) {
   const made = document.createElement(name);
   if (kind) made.className = kind;
-  if (text !== undefined) made.textContent = text;
+  if (text !== undefined) made.textContent = printable(text);
   return made;
 }
 
@@ -47,8 +54,8 @@ const fitted = new Map();
 // A long name in an element that is so wide at most; all of it in its title.
 export function nameIn(where, name, width) {
   const style = getComputedStyle(document.body);
-  text(where, fit(name, width, `${where.dataset.weight ?? 400} ${where.dataset.size ?? "14px"} ${style.fontFamily}`, middle));
-  where.title = name;
+  text(where, fit(printable(name), width, `${where.dataset.weight ?? 400} ${where.dataset.size ?? "14px"} ${style.fontFamily}`, middle));
+  where.title = printable(name);
 }
 export const end = (text, most) => text.length <= most ? text : text.slice(0, most - 1) + "…";
 
@@ -57,7 +64,7 @@ export const WORST_FIRST = ["books", "stuck", "losing", "late", "ok", "idle"];
 export const TROUBLES = ["books", "stuck", "losing", "late"];
 export const worst = words => WORST_FIRST.find(word => words.includes(word)) ?? "idle";
 
-export function text(where, value) { if (where.textContent !== value) where.textContent = value; }
+export function text(where, value) { const shown = printable(value); if (where.textContent !== shown) where.textContent = shown; }
 
 // Make the children of `parent` show `items`, in order: elements are made once for each key and then updated, so that only
 // what changed is drawn again.

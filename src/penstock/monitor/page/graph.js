@@ -1,6 +1,6 @@
 // The flow as a layered graph: messages go from left to right; on a narrow screen the drawing scrolls inside of its box. A line
 // that passes a layer has a place of its own in it, so that it goes around the boxes.
-import { element, end, fit, middle, rate } from "/format.js";
+import { element, end, fit, middle, printable, rate } from "/format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const BOX = { width: 190, height: 46 }, LANE = 14, GAP = 16;
@@ -119,7 +119,7 @@ function build(graph, holder) {
     const group = shape("g", { class: `node ${node.type === "channel" ? "channel" : "user"}`, transform: `translate(${x} ${y})`, tabindex: 0 }, svg);
     shape("rect", { class: "box", width: across, height: BOX.height, rx: 8 }, group);
     const health = shape("rect", { class: "idle", width: 5, height: BOX.height - 12, x: 6, y: 6, rx: 2.5 }, group);
-    shape("text", { x: 18, y: 19 }, group).textContent = fit(node.label, INSIDE, `12px ${family}`, middle);
+    shape("text", { x: 18, y: 19 }, group).textContent = fit(printable(node.label), INSIDE, `12px ${family}`, middle);
     const small = shape("text", { x: 18, y: 35, class: "small" }, group);
     drawn.nodes.set(node.id, { group, health, small, node });
     group.dataset.id = node.id;
@@ -141,7 +141,7 @@ export function draw(graph, holder, whenEmpty) {
     parts.node = node;
     parts.health.setAttribute("class", node.health);
     const lost = node.lost ? ` · ${node.lost} lost` : "", what = node.type === "channel" ? "" : ` · ${node.detail || node.type}`;
-    const shown = fit(`${rate(node.rate_hz)}${what}${lost}`, INSIDE, `10.5px ${drawn.family}`, end);
+    const shown = fit(printable(`${rate(node.rate_hz)}${what}${lost}`), INSIDE, `10.5px ${drawn.family}`, end);
     if (parts.small.textContent !== shown) parts.small.textContent = shown;
     parts.group.dataset.health = node.health;
   }

@@ -1,5 +1,5 @@
 // The page: one event of the server each second brings what changed. One view is shown at a time, and only that one is drawn.
-import { TROUBLES, WORDS, WORST_FIRST, bytes, count, element, micros, nameIn, rate, reconcile, span as spanText, text, worst } from "/format.js";
+import { TROUBLES, WORDS, WORST_FIRST, bytes, count, element, micros, nameIn, printable, rate, reconcile, span as spanText, text, worst } from "/format.js";
 import { draw, nodeUnder } from "/graph.js";
 import { keep, kept } from "/choices.js";
 import { Plot, choice } from "/plots.js";
@@ -82,7 +82,7 @@ function button(label, pressed) {
 
 async function act(action, handle) {
   const lasting = { purge: "Drop every message that waits in", redrive: "Send the dead letters back to" }[action];
-  if (lasting && !window.confirm(`${lasting} ${handle.name}?`)) return;
+  if (lasting && !window.confirm(`${lasting} ${printable(handle.name)}?`)) return;
   try {
     const answer = await fetch(`/api/actions/${action}`, { method: "POST", headers: { "X-Penstock-Action": "1", "Content-Type": "application/json" }, body: JSON.stringify({ queue: handle.name, pid: handle.pid }) });
     const said = await answer.json();
@@ -162,7 +162,7 @@ function makeGroup(group, groups, all) {
 
 function makeChannel(channel) {
   const row = element("button", "channel"), name = element("span", "name");
-  row.type = "button"; row.title = channel.where; row.dataset.where = channel.where;
+  row.type = "button"; row.title = printable(channel.where); row.dataset.where = channel.where;
   row.append(element("span", "dot"), name, element("b", "n"));
   row.addEventListener("click", () => goTo(view.chosen === channel.where ? "" : channel.where));
   row.addEventListener("dblclick", () => { location.hash = channelLink(channel.where); });
@@ -270,7 +270,7 @@ function showProcesses(state) {
     const many = handles.get(process.pid) ?? 0;
     [[process.pid, String(process.pid)], [process.program, process.program], [many, count(many)], [process.resident_bytes, bytes(process.resident_bytes)], [process.cores, process.cores.toFixed(2)], [process.threads, String(process.threads)], [process.command, process.command]]
       .forEach(([value, shown], at) => { row.cells[at].dataset.value = value; text(row.cells[at], shown); });
-    row.cells[6].title = process.command;
+    row.cells[6].title = printable(process.command);
   });
 }
 
@@ -423,7 +423,7 @@ one("graph").addEventListener("pointermove", event => {
   const node = nodeUnder(event.target), tip = one("tip");
   tip.hidden = !node;
   if (!node) return;
-  tip.textContent = [node.label, `${rate(node.rate_hz)}, ${count(node.messages)} messages, ${count(node.lost)} lost`, node.pids.length ? `pid ${node.pids.slice(0, 8).join(", ")}` : "", ...node.reasons].filter(Boolean).join("\n");
+  tip.textContent = [printable(node.label), `${rate(node.rate_hz)}, ${count(node.messages)} messages, ${count(node.lost)} lost`, node.pids.length ? `pid ${node.pids.slice(0, 8).join(", ")}` : "", ...node.reasons.map(printable)].filter(Boolean).join("\n");
   tip.style.left = `${Math.min(event.clientX + 14, window.innerWidth - 330)}px`; tip.style.top = `${event.clientY + 14}px`;
 });
 one("graph").addEventListener("pointerleave", () => { one("tip").hidden = true; });

@@ -1,6 +1,6 @@
 // Time plots on a canvas: lines or stacked bars, a linear or a logarithmic axis, series that a click on their name shows or
 // hides, and a range that dragging chooses (a double click gives the whole span back).
-import { UNITS, element, nameIn, reconcile, span as spanText, text } from "/format.js";
+import { UNITS, element, nameIn, printable, reconcile, span as spanText, text } from "/format.js";
 
 const MOST = 12;  // series a plot draws: the busiest, or those that were asked for
 const MARGIN = { left: 62, right: 8, top: 8, bottom: 20 };
@@ -160,7 +160,7 @@ export class Plot {
 
   makeKey(one) {
     const key = element("button");
-    key.type = "button"; key.title = `${one.name}: click to hide or show`; key.dataset.name = one.name;
+    key.type = "button"; key.title = `${printable(one.name)}: click to hide or show`; key.dataset.name = one.name;
     key.append(element("i"), element("span"), element("b"));
     key.children[1].dataset.size = "12px";
     key.addEventListener("click", () => { if (!choice.hidden.delete(one.name)) choice.hidden.add(one.name); this.redraw(); });

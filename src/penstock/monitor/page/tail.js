@@ -1,5 +1,5 @@
 // A tail: messages of one address as they come, in a list that keeps the last 300.
-import { bytes, element, text } from "/format.js";
+import { bytes, element, printable, text } from "/format.js";
 
 export class Tail {
   // `form` starts and stops it when it is sent, else `start` when it is pressed; `onRecord` gets each message too.
@@ -37,7 +37,7 @@ export class Tail {
       line.className = "lost"; line.textContent = [record.skipped ? `${record.skipped} more not shown` : "", lost].filter(Boolean).join(", ");
     } else {
       const body = typeof record.payload === "string" ? record.payload : JSON.stringify(record.payload);
-      line.append(element("em", "", `${record.ordinal}`), element("em", "", record.time.slice(11, 23)), element("em", "", bytes(record.size)), body + (record.cut ? " …" : ""));
+      line.append(element("em", "", `${record.ordinal}`), element("em", "", record.time.slice(11, 23)), element("em", "", bytes(record.size)), printable(body) + (record.cut ? " …" : ""));
       this.onRecord(record);
     }
     const low = this.list.scrollTop + this.list.clientHeight > this.list.scrollHeight - 30;
