@@ -213,3 +213,12 @@ def test_run_serves_it_and_takes_it_away_at_its_end(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(60) == 0
     assert not place.exists()
+
+
+@pytest.mark.parametrize("do", ["list", "add", "events"])
+def test_a_gateway_that_does_not_answer_is_told_of(tmp_path: Path, do: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as deaf:
+        deaf.bind(str(tmp_path / "deaf"))
+        deaf.listen(1)
+        with pytest.raises(InvalidArgument, match=r"did not answer in 0\.05 s"):
+            next(ask(tmp_path / "deaf", {"do": do}, patience_s=0.05))

@@ -69,6 +69,34 @@ def test_what_fails_is_tried_again_and_others_go_on(gateway: Gateway) -> None:
     assert b.got == [b"1", b"2", b"bad"]
 
 
+class AtSecond(Collector):
+    """Handles a message at its second try, and what is bad never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tried: set[bytes] = set()
+
+    def receive(self, message: GatewayMessage) -> None:
+        if bytes(message) == b"bad" or bytes(message) not in self.tried:
+            self.tried.add(bytes(message))
+            raise RuntimeError("not yet")
+        super().receive(message)
+
+
+def test_those_put_aside_are_tried_while_one_is_tried_in_its_place(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.gateway.worker.MAX_ASIDE", 3)
+    for name, kind in (("a", Collector), ("b", AtSecond)):
+        gateway.add_module(name, kind)
+    gateway.add_link("a", "b", None, AGAIN)
+    wanted = [b"%d" % n for n in range(50)]
+    say(gateway, "a", *wanted[:3], b"bad", *wanted[3:])
+    gateway.start()
+    b = gateway.module("b")
+    eventually(lambda: sorted(b.got) == sorted(wanted))
+
+
 def test_ordered_holds_the_others_back(gateway: Gateway) -> None:
     for name, kind in (("a", Collector), ("b", Fails)):
         gateway.add_module(name, kind)

@@ -276,6 +276,31 @@ def test_a_process_that_hangs_is_told_killed_and_started_again(gateway: Gateway)
     assert worker.lost == 1, "the message in its hand"
 
 
+class Dies(Module):
+    """At the first message."""
+
+    def receive(self, message: GatewayMessage) -> None:
+        os._exit(1)
+
+
+def test_what_is_left_past_the_limit_is_counted_once_and_nobody_is_stuck(gateway: Gateway) -> None:
+    gateway.add_module(
+        "dies", {"class": f"{HERE}:Dies", "slots": 4}, loader="process",
+        restart=Restart(Policy.ON_FAILURE, backoff_s=0.01, max_backoff_s=1000, limit=2),  # failures in a row, however slow
+    )  # fmt: skip
+    gateway.add_link("source", "dies")
+    gateway.pause("dies")
+    say(gateway, *[b"x"] * 50)
+    gateway.resume("dies")
+    eventually(lambda: gateway.supervisor("dies").gave_up)
+    module = gateway.module("dies")
+    eventually(lambda: gateway.broker.worker_of(module).idle)
+    now = 1e9
+    assert [module.seconds_in_hand(now), module.seconds_in_hand(now + 100)] == [0, 0], "there is no process"
+    gateway.destroy()
+    assert {one.name: one.lost for one in gateway.modules()}["dies"] == 50
+
+
 def test_a_stopped_process_does_not_keep_the_gateway_from_its_end(gateway: Gateway) -> None:
     add_echo(gateway)
     process = gateway.module("echo").process

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 MAX_LINE_BYTES = 1 << 20
 MAX_CONNECTIONS = 16
 MAX_WAITING = 1024
+ANSWER_S = 10.0  # what takes no time is answered within it
+CHANGE_S = 120.0  # modules and endpoints are started, or drained, before a change is answered
+MAX_TIMEOUT_S = 1e6  # of a request: longer is for ever
 
 
 class Admin:
@@ -183,25 +186,40 @@ class Admin:
                 self._listeners.discard(listener)
 
 
-def ask(path: str | Path, request: dict[str, Any]) -> Iterator[Any]:
-    """What the gateway at ``path`` answers; after ``events``, each event."""
+def ask(path: str | Path, request: dict[str, Any], patience_s: float | None = None) -> Iterator[Any]:
+    """What the gateway at ``path`` answers; after ``events``, each event. ``patience_s``: how long to wait for the
+    answer; None: as long as such a request may take."""
+    if patience_s is None:
+        quick = request.get("do") in ("list", "pause", "resume", "events")
+        patience_s = ANSWER_S if quick else CHANGE_S + min(float(request.get("timeout", 0.0)), MAX_TIMEOUT_S)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(patience_s)
         try:
             connection.connect(str(path))
         except OSError as error:
             raise InvalidArgument(f"no gateway answers at {path}: {error.strerror}; see penstock run --admin") from None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it hung up
-            _send(connection, request)
-        with connection.makefile("rb") as lines:
-            for line in _until_hung_up(lines):
-                answer = json.loads(line)
-                if "error" in answer:
-                    raise InvalidArgument(answer["error"])
-                yield answer.get("ok") if "ok" in answer else answer
-                if request.get("do") != "events":
-                    return
-        if request.get("do") != "events":
-            raise InvalidArgument(f"the gateway at {path} hung up: it serves {MAX_CONNECTIONS} at once")
+        try:
+            yield from _answers_to(connection, path, request)
+        except TimeoutError:
+            raise InvalidArgument(
+                f"the gateway at {path} did not answer in {patience_s:g} s: it is stopped, or busy with another change"
+            ) from None
+
+
+def _answers_to(connection: socket.socket, path: str | Path, request: dict[str, Any]) -> Iterator[Any]:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it hung up
+        _send(connection, request)
+    with connection.makefile("rb") as lines:
+        for line in _until_hung_up(lines):
+            answer = json.loads(line)
+            if "error" in answer:
+                raise InvalidArgument(answer["error"])
+            connection.settimeout(None)  # the next event may be far away
+            yield answer.get("ok") if "ok" in answer else answer
+            if request.get("do") != "events":
+                return
+    if request.get("do") != "events":
+        raise InvalidArgument(f"the gateway at {path} hung up: it serves {MAX_CONNECTIONS} at once")
 
 
 def _until_hung_up(lines: Iterable[bytes]) -> Iterator[bytes]:

@@ -265,8 +265,10 @@ class Keeper:
     def _left(self, kept: Kept, worker: Worker, step: str, left: list[GatewayMessage] | None) -> None:
         """It is not made anew. What was left for the next one is lost, and so is what comes, if it cannot receive."""
         if step not in {"receive", "run"}:
-            if left is None and hasattr(kept.module, "unhandled") and not kept.module.accounted:
-                kept.module.kill()
+            module = kept.module
+            # The last one that was sent something knows what is left; one that was sent nothing yet does not.
+            if hasattr(module, "unhandled") and not module.accounted and (left is None or module.sent > 0):
+                module.kill()
                 left = self._unhandled(kept, worker)
             if not worker.over:
                 worker.life = Life.FAILED

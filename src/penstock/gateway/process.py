@@ -114,7 +114,7 @@ def _launch(place: Place, shared: Mapping[str, Any], exit_on_failure: bool) -> L
         if name in place:
             given[unit] = place[name].number(1) / 1000
     if "slots" in place:
-        given["slots"] = place["slots"].integer(2, 1 << 16)
+        given["slots"] = place["slots"].integer(3, 1 << 16)
     if "max_message_bytes" in place:
         given["max_message_bytes"] = place["max_message_bytes"].integer(64, 1 << 30)
     return Launch(**given)
@@ -292,7 +292,7 @@ class ProcessModule(Module):
     def seconds_in_hand(self, now_s: float) -> float:
         """For how long the process has been handling its current message, as far as callers of this have observed."""
         done = self.handled
-        if (self._begun <= done and not self._starting) or done != self._seen_handled:
+        if (self._begun <= done and not self._starting) or done != self._seen_handled or self.dead is not None:
             self._seen_handled, self._seen_s = done, now_s
         return now_s - self._seen_s
 

@@ -697,6 +697,9 @@ class Worker:
                 break
             if self._has_expired(message):
                 return
+            if not options.ordered and len(self.aside) < MAX_ASIDE:  # there is room again: those behind it go on
+                heapq.heappush(self.aside, Aside(time.monotonic(), number_aside(), tries, message))
+                return
             tries += 1
             self.doing, self.busy_since = "receive", time.monotonic()
             try:
@@ -747,16 +750,34 @@ class Worker:
                 self._fail("receive", again)
 
     def _wait_for_try(self, seconds: float, messages: Sequence[GatewayMessage]) -> None:
-        """Wait before the next try of ``messages``, or until one of them is not tried again."""
+        """Wait before the next try of ``messages``, or until one of them is not tried again. Orders, and tries of those
+        put aside, are carried out meanwhile."""
         ids = {message.id for message in messages}
+        deadline = Deadline(seconds)
         self.retrying = True
-        self._pause(seconds, lambda: not ids.isdisjoint(self.lets_go))
+        while (
+            not deadline.passed
+            and not self.ending.is_set()
+            and self.life is Life.RUNNING
+            and ids.isdisjoint(self.lets_go)
+        ):
+            if not self._orders:
+                self._retry_due()  # those put aside do not wait for this one
+            if self._orders:
+                self._obey()
+            else:
+                wait_s = deadline.left_s or 0.0
+                if self.aside:
+                    wait_s = min(wait_s, max(0.0, self.aside[0].due_s - time.monotonic()))
+                self._woken.wait(wait_s)
+                self._woken.clear()
+        self._receiving(self._ident)
         self.retrying = False
 
-    def _pause(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> None:
+    def _pause(self, seconds: float) -> None:
         """Wait before the next try; orders are carried out meanwhile."""
         deadline = Deadline(seconds)
-        while not deadline.passed and not self.ending.is_set() and not enough():
+        while not deadline.passed and not self.ending.is_set():
             if self._orders:
                 self._obey()
             else:
