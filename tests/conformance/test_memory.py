@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from pathlib import Path
 
 import pytest
@@ -35,4 +36,7 @@ def test_closing_gives_memory_back(reach: Reach) -> None:
     if reach.name == "broker":
         reach.close()  # it runs in this process
     gc.collect()
-    assert resident() - before < COUNT * SIZE // 3, "what was published is still in memory"
+    deadline = time.monotonic() + LONG  # a thread of the core frees what was under way
+    while resident() - before >= COUNT * SIZE // 3:
+        assert time.monotonic() < deadline, "what was published is still in memory"
+        time.sleep(0.05)

@@ -572,8 +572,11 @@ class ModuleBroker(Router):
 
     def drain(self, modules: list[Any], timeout: float | None) -> bool:
         """Wait until these modules together have nothing queued or in hand, in processes of theirs included."""
-        workers, deadline = self._workers_of(modules), Deadline(timeout)
-        return self._emptied(workers, deadline)
+        return self.drain_workers(self._workers_of(modules), timeout)
+
+    def drain_workers(self, workers: Sequence[Worker], timeout: float | None) -> bool:
+        """The same of workers, whose modules may be replaced meanwhile."""
+        return self._emptied(workers, Deadline(timeout))
 
     def worker_of(self, module: Any) -> Worker:
         """The worker of an attached module."""

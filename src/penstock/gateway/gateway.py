@@ -232,7 +232,9 @@ class Gateway:
         groups = drain_order(self._table.graph())
         for index, group in enumerate(groups):
             modules = self._modules_of((group,))
-            if not (self._drain(group, modules, ending.drained_by) and self.broker.stop_all(modules, ending)):
+            drained = self._drain(group, modules, ending.drained_by)
+            # Asked again: a process that died may have been replaced meanwhile.
+            if not (drained and self.broker.stop_all(self._modules_of((group,)), ending)):
                 # Everybody at once from here on: nothing waits for anything any more, and what is queued is dropped.
                 rest = self._modules_of(groups[index:])
                 self.broker.cut_all(rest)
@@ -250,7 +252,7 @@ class Gateway:
         workers = [self.broker.worker_of(module) for module in modules]
         for worker in workers:
             worker.let_go()
-        if self.broker.drain([worker.module for worker in workers if not worker.backed], deadline.left_s):
+        if self.broker.drain_workers([worker for worker in workers if not worker.backed], deadline.left_s):
             return True
         told = f"the cycle of {' and '.join(group)}" if len(group) > 1 else group[0]
         log.warning("%s still had messages when the time was over; what no durable source keeps is dropped", told)

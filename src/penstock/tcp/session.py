@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 Target = tuple[str, int]  # (host, port), or (path, 0) for a unix socket
 
 
+_chance = random.Random()  # noqa: S311 - its own: a program that seeds the module's (a replay does) gets the same again
+
+
 class SessionState(enum.StrEnum):
     """What a session is doing."""
 
@@ -149,7 +152,7 @@ class Session:
 
     def _delay(self) -> float:
         first, most = self._subscriber.reconnect_delay, self._subscriber.reconnect_delay_max
-        return min(most, first * 2.0 ** min(self._failures - 1, 30)) * random.uniform(0.5, 1.0)  # noqa: S311
+        return min(most, first * 2.0 ** min(self._failures - 1, 30)) * _chance.uniform(0.5, 1.0)
 
     def agreed(self, attempt: _Attempt, connection: socket.socket, agreement: Agreed) -> None:
         """The handshake is done: hand the connection to the native core, which reads it."""
@@ -256,7 +259,7 @@ class Session:
         self._set_state(SessionState.WAITING)
         first = self._subscriber.reconnect_delay
         # A random delay, so that all subscribers of a restarted publisher do not connect at once.
-        self._timer = self._executor.call_later(first * random.uniform(0.0, 1.0), self.connect)  # noqa: S311
+        self._timer = self._executor.call_later(first * _chance.uniform(0.0, 1.0), self.connect)
 
     def _end(self, why: str) -> None:
         """The caller holds the lock. Sockets stay open until the reader has read them to the end."""
