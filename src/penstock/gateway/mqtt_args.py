@@ -1,5 +1,7 @@
-"""The args of the MQTT modules, checked before anything runs: what the client cannot do would end its own thread, and
-nobody would hear of it."""
+"""The args of the MQTT modules, and the client that is made of them.
+
+They are checked before anything runs: what the client cannot do would end its own thread, and nobody would hear of it.
+"""
 
 from __future__ import annotations
 
@@ -59,3 +61,19 @@ def _check_topics(given: dict[str, Any]) -> None:
     for topic in given.get("topics", ()):
         if not isinstance(topic, str) or not _TOPICS.fullmatch(topic):
             raise ValueError(f"topics: {topic!r} is no filter of topics: + is one level, # the last ones")
+
+
+def client_of(given: dict[str, Any], client_id: str, clean: bool, **more: Any) -> Any:
+    """A client as the args say; ``more`` goes to the library's."""
+    from paho.mqtt import client as paho
+    from paho.mqtt.enums import CallbackAPIVersion
+
+    client = paho.Client(CallbackAPIVersion.VERSION2, client_id, clean_session=clean, **more)
+    if given["username"] is not None:
+        client.username_pw_set(given["username"], given["password"])
+    if given["tls"] is not None and given["tls"] is not False:
+        client.tls_set(ca_certs=given["tls"] if isinstance(given["tls"], str) else None)
+    if given["will"] is not None:
+        client.will_set(**given["will"])
+    client.reconnect_delay_set(1, 30)
+    return client

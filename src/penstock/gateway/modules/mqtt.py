@@ -24,7 +24,7 @@ from penstock._core.gateway import GatewayMessage
 from penstock.gateway.durable import Forwarder
 from penstock.gateway.errors import StepFailed
 from penstock.gateway.module import Module, Outlet
-from penstock.gateway.mqtt_args import checked
+from penstock.gateway.mqtt_args import checked, client_of
 
 MAX_WAITING = 65536
 
@@ -41,20 +41,10 @@ class _Mqtt(Module):
         self._known = threading.Event()  # whether it is there
 
     def _connect(self, clean: bool, **more: Any) -> Any:
-        from paho.mqtt import client as paho
-        from paho.mqtt.enums import CallbackAPIVersion
-
         c = self.configuration
-        client = paho.Client(CallbackAPIVersion.VERSION2, self._client_id, clean_session=clean, **more)
-        if c["username"] is not None:
-            client.username_pw_set(c["username"], c["password"])
-        if c["tls"] is not None and c["tls"] is not False:
-            client.tls_set(ca_certs=c["tls"] if isinstance(c["tls"], str) else None)
-        if c["will"] is not None:
-            client.will_set(**c["will"])
+        client = client_of(c, self._client_id, clean, **more)
         client.on_connect, client.on_disconnect = self._connected, self._disconnected
         client.on_connect_fail = lambda *_: self._tell(f"cannot be reached: {sys.exc_info()[1]}")
-        client.reconnect_delay_set(1, 30)
         client.connect_async(c["host"], c["port"], c["keepalive_s"])
         return client
 
