@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 
@@ -170,3 +171,32 @@ def test_closing_with_drafts_and_messages_out(reach: Reach) -> None:
         draft.publish(3)
     del draft, message
     gc.collect()
+
+
+# --- a fork ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("processes")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_forked_child_publishes_nothing_by_its_parents_handles(reach: Reach) -> None:
+    """It is told to open its own, and the parent's go on."""
+    publisher, subscriber = reach.pair()
+    publisher.publish(b"before")
+    assert read_all(subscriber, 1) == [b"before"]
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = b"published"
+        try:
+            publisher.publish(b"child")
+        except BaseException as error:
+            told = type(error).__name__.encode()
+        os.write(writable, told)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    told = os.read(readable, 100)
+    os.close(readable)
+    os.close(writable)
+    assert told == b"StateError"
+    publisher.publish(b"after")
+    assert read_all(subscriber, 1) == [b"after"]

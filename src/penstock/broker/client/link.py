@@ -20,7 +20,7 @@ from penstock._core.broker import open_timer, set_timer
 from penstock.broker.client.dialogue import Dialogue
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
 from penstock.channel import check_timeout
-from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError
+from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError, StateError
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
 ATTEMPT_S = 5.0  # for one attempt to connect: a machine that is gone answers nothing, and nothing else ends it
@@ -104,6 +104,7 @@ class Link:
 
     def wait(self, timeout: float | None) -> bool:
         """Sleep until there is something to do; False when the time is over."""
+        self._refuse_forked()
         with self._lock:
             self._interest()
         if self.closed:
@@ -151,11 +152,17 @@ class Link:
 
     def pump(self) -> None:
         """Do what can be done now, without waiting."""
+        self._refuse_forked()
         with self._lock:
             self._pump()
 
+    def _refuse_forked(self) -> None:
+        """A forked child would speak on its parent's connection, and take its answers."""
+        if os.getpid() != self._pid:
+            raise StateError("this client was opened before a fork; open a new one in the child process")
+
     def _pump(self) -> None:
-        if self.closed or os.getpid() != self._pid:
+        if self.closed:
             self._drop_socket()
             raise ClosedError("this client was closed")
         if self.dialogue.refused is not None and self._socket is None:
@@ -248,6 +255,7 @@ class Link:
 
     def send(self) -> None:
         """Send what the socket takes now. That the connection is lost is found by the next ``pump``."""
+        self._refuse_forked()
         if not self._lock.acquire(timeout=1.0):  # a signal handler in the midst of a pump, which sends it then
             return
         try:
