@@ -31,7 +31,6 @@ from penstock.address import without_secrets
 from penstock.bus import Bus, QueueSubscriber
 from penstock.channel import Ledger
 from penstock.errors import InvalidArgument
-from penstock.gateway.bounds import Bound
 from penstock.gateway.configuration import QueueOptions
 from penstock.gateway.cycles import Cycles
 from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, RemoveLinkError, reason_of
@@ -355,7 +354,8 @@ class ModuleBroker(Router):
             return [self._workers[id(module)] for module in modules if id(module) in self._workers]
 
     def replace_module(self, old: Any, new: Any) -> None:
-        """Put ``new`` in the place of ``old``: same name, id, queue and links. On its worker's thread."""
+        """Put ``new`` in the place of ``old``: same name, id, queue and links. On its worker's thread, or while that
+        waits for it."""
         with self._lock:
             worker = self._worker(old, BrokerError)
             worker.adopt(new)
@@ -379,7 +379,7 @@ class ModuleBroker(Router):
             worker.removing = False
             for other, joint in incoming:
                 if id(other.worker.module) in self._workers:
-                    self._join(other, worker, joint)
+                    self._join(other, worker, Joint.of(joint.accepts, joint.options))
                     note_parting(other)  # what was taken meanwhile has passed it by
 
     def _detach(self, worker: Worker) -> None:
@@ -422,8 +422,7 @@ class ModuleBroker(Router):
             self._join(self._output(worker, output), other, self._joint(worker, accepts, options))
 
     def _joint(self, source: Worker, accepts: Predicate | None, options: LinkOptions) -> Joint:
-        options = options.chosen(source.is_durable)
-        return Joint(accepts, options, Bound(options) if options.bounded else None)
+        return Joint.of(accepts, options.chosen(source.is_durable))
 
     def _output(self, worker: Worker, name: str) -> Output:
         """A module's output of that name, made where it is missing."""
@@ -492,8 +491,12 @@ class ModuleBroker(Router):
     def _join(self, source: Output, sink: Worker, joint: Joint) -> None:
         old = source.sinks.get(sink)
         if old is not None and old.bound is not None:
-            old.bound.close()
-            sink.overflowed_before += old.bound.dropped
+            if joint.bound is not None:
+                joint.bound = old.bound
+                joint.bound.change(joint.options)
+            else:
+                old.bound.close()
+                sink.overflowed_before += old.bound.dropped
         first = not self._linked(source.worker, sink)
         source.sinks[sink] = sink.sources[source] = sink.joints[source.port.id] = joint
         sink.special = sink.special or joint.bound is not None or joint.options.ttl_s is not None

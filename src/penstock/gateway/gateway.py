@@ -42,6 +42,7 @@ log = logging.getLogger("penstock.gateway")
 EXIT_TIMEOUT_S = 5.0
 LAST_WORDS_S = 0.25  # for the callbacks of what happened while modules were destroyed
 START_S = 30.0  # for start of all modules, and of one that is added later
+REPLACE_S = 10.0  # for stop and destroy of a module that is replaced
 UNDO_S = 10.0  # for destroying a module whose adding failed
 _live: weakref.WeakSet[Gateway] = weakref.WeakSet()
 Registration = tuple[Event, Callback] | tuple[Event, Callback, Any]
@@ -399,6 +400,36 @@ class Gateway:
                     self._add_link(link)
             raise
 
+    def _halt(self, name: str) -> bool:
+        """Stop and destroy a module that ``_put`` replaces: what comes for it waits. False: it did not come back."""
+        kept = self._find(name)
+        worker = self.broker.worker_of(kept.module)
+        if worker.mine:
+            raise StateError(f"module {kept.shown!r} cannot be replaced by itself; apply the change on another thread")
+        ending = Ending.within(REPLACE_S)
+        order = worker.post(functools.partial(self._keeper.halt, kept, worker), in_backoff=True)
+        if not order.wait(ending.drained_by) and hasattr(kept.module, "kill"):
+            kept.module.kill()
+        return order.wait(ending.over_by)
+
+    def _put(self, entry: ModuleEntry, made: Recipe | None = None) -> None:
+        """Put another module in the place of one that was halted: same name, queue and links. It is started later."""
+        old = self._find(entry.name)
+        new = Kept(made or recipe(entry, self._loaders), entry.restart, entry.stuck_after_s, entry)
+        worker = self.broker.worker_of(old.module)
+        was_durable = worker.is_durable
+        self._keeper.put(old, new, worker)
+        with self._lock:
+            self._kept[entry.name] = new
+            if worker.is_durable is not was_durable:  # its links deliver otherwise then
+                sources = self._table.sources_within(entry.name)
+                for source in sources:
+                    self._joined.pop(source, None)
+                self._sync(sources)
+            touched = [link for link in self._table.links if entry.name in (self._table.owner(link.source), link.sink)]
+        for link in touched:
+            self._check_types(link)
+
     def pause(self, name: str) -> None:
         """Let a module receive nothing until ``resume``; what comes for it waits, as its queue says. Its removal and
         the end of the gateway resume it."""
@@ -558,6 +589,14 @@ class Gateway:
             for name in opened:
                 self._remove_quietly(name)
             raise
+        self._changed()
+
+    def _change_link(self, link: Link) -> None:
+        """Give a link another filter or other options; nothing that is published meanwhile misses it."""
+        with self._lock:
+            self._check()
+            self._table.add(link)
+            self._sync([*self._table.names] if link.source == STAR else (link.source,))
         self._changed()
 
     def remove_link(self, source: str, sink: str) -> None:

@@ -44,6 +44,7 @@ class Kept:
     module: Any = None
     started: bool = False
     removing: bool = False
+    left: list[GatewayMessage] | None = None  # what a process has not handled, for the next one
     supervisor: Supervisor = field(init=False)
     throttle: Throttle = field(init=False)
 
@@ -194,19 +195,22 @@ class Keeper:
             worker.owed = 0
 
     def _restart_by_policy(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
-        left: list[GatewayMessage] | None = None  # what a process has not handled, for the next one
+        kept.left = None
         while True:
             self._told(kept, step, error)
             delay_s = kept.supervisor.failed(time.monotonic())
-            if delay_s is None or worker.ending.wait(delay_s):
-                self._left(kept, worker, step, left)
+            ending = delay_s is None or worker.wait_to_restart(delay_s)
+            if kept.module is None:
+                return  # it was replaced meanwhile
+            if ending:
+                self._left(kept, worker, step, kept.left)
                 return
             if not worker.destroyed:
                 self._destroy(kept, worker)
-                if left is None or getattr(kept.module, "sent", 0) > 0:
-                    left = self._unhandled(kept, worker)
+                if kept.left is None or getattr(kept.module, "sent", 0) > 0:
+                    kept.left = self._unhandled(kept, worker)
             try:
-                if self._anew(kept, worker, left or []):
+                if self._anew(kept, worker, kept.left or []):
                     self._tell(Event.MODULE_RESTARTED, kept.shown)
                 return
             except Exception as failure:
@@ -244,6 +248,33 @@ class Keeper:
             worker.counters.add("redelivered", len(left))
             new.receive_many(left)
         return True
+
+    # ---- replacement by another module
+
+    def halt(self, kept: Kept, worker: Worker) -> None:
+        """Stop and destroy a module, on its worker, which then waits for the next one (``put``) and its start."""
+        worker.between = worker.life in (Life.RUNNING, Life.FAILED)
+        if not worker.destroyed:
+            if hasattr(kept.module, "leave_rest"):
+                kept.module.leave_rest()
+            if worker.between:
+                for step in ("stop", "end"):
+                    worker._step(step)
+            self._destroy(kept, worker)
+            if kept.left is None or getattr(kept.module, "sent", 0) > 0:
+                kept.left = self._unhandled(kept, worker)
+
+    def put(self, old: Kept, new: Kept, worker: Worker) -> None:
+        """Make the module of ``new`` and put it in the place of that of ``old``, which has been halted."""
+        module = new.recipe.make(self._broker)
+        self._broker.replace_module(old.module, module)
+        self.forget(old)
+        old.module = None
+        new.take(module)
+        self._watch(new)
+        worker.life = Life.MADE
+        worker.counters.state("")
+        worker.take_over(old.left or [])
 
     def _unhandled(self, kept: Kept, worker: Worker) -> list[GatewayMessage]:
         """What a process that ended leaves; the message in its hand is lost, and counted."""

@@ -296,6 +296,11 @@ class ProcessModule(Module):
             self._seen_handled, self._seen_s = done, now_s
         return now_s - self._seen_s
 
+    def leave_rest(self) -> None:
+        """Let the process handle nothing after the message in its hand: the others are for the next one."""
+        if not self._closed:
+            self._counter[24:32] = (1).to_bytes(8, sys.byteorder)
+
     def kill(self) -> None:
         """End the process by force, without waiting for anything."""
         if self.process is not None:

@@ -91,10 +91,12 @@ class Deadline:
 
 
 class Order:
-    """Something for a worker's thread to do; ``error`` is what it raised."""
+    """Something for a worker's thread to do; ``error`` is what it raised. ``in_backoff``: also while the thread waits
+    before it makes a failed module anew."""
 
-    def __init__(self, function: Callable[[], object]) -> None:
+    def __init__(self, function: Callable[[], object], in_backoff: bool = False) -> None:
         self.function = function
+        self.in_backoff = in_backoff
         self.error: BaseException | None = None
         self._done = threading.Event()
 
@@ -143,6 +145,11 @@ class Joint:
     accepts: Predicate | None
     options: LinkOptions
     bound: Bound | None = None
+
+    @classmethod
+    def of(cls, accepts: Predicate | None, options: LinkOptions) -> Joint:
+        """With the bound that the options ask for."""
+        return cls(accepts, options, Bound(options) if options.bounded else None)
 
     @property
     def predicate(self) -> Predicate | None:
@@ -196,6 +203,8 @@ class Worker:
         self.stuck = False
         self.removing = False
         self.paused = False
+        self.between = False  # another module is to come and to be started; until then everything waits
+        self._holding = False
         self.destroyed = False  # the module was destroyed, and another one is to come
         self.owed = 0  # messages left by a process that died, until the next one has them
         self.ending = threading.Event()  # waits of the module's supervision end when it is set
@@ -299,9 +308,9 @@ class Worker:
         """Begin the thread; it waits for orders."""
         self.thread.start()
 
-    def post(self, function: Callable[[], object]) -> Order:
+    def post(self, function: Callable[[], object], *, in_backoff: bool = False) -> Order:
         """Have the thread carry out ``function`` between two messages."""
-        order = Order(function)
+        order = Order(function, in_backoff)
         self._orders.append(order)
         self._woken.set()
         self.queue.interrupt()
@@ -494,14 +503,16 @@ class Worker:
             self._woken.clear()
 
     def _hold(self) -> None:
-        """Carry out orders alone while it is paused."""
+        """Carry out orders alone while it is paused, or between two modules."""
         held, self.busy_since = self.busy_since is not None, None
-        while self.paused and not self.over:
+        self._holding = True
+        while (self.paused or self.between) and not self.over:
             if self._orders:
                 self._obey()
             else:
                 self._woken.wait()
                 self._woken.clear()
+        self._holding = False
         if held:
             self.busy_since = time.monotonic()
 
@@ -510,6 +521,29 @@ class Worker:
             if self.life is Life.ABANDONED:
                 raise _Abandoned
             self._orders.popleft().run()
+        if self.between and not self._holding:
+            self._hold()
+
+    def wait_to_restart(self, seconds: float) -> bool:
+        """Wait before a failed module is made anew, on the worker's thread; whether it is to end instead. A
+        replacement by somebody else ends the wait."""
+        deadline = Deadline(seconds)
+        while not deadline.passed and not self.ending.is_set():
+            order = next((order for order in list(self._orders) if order.in_backoff), None)
+            if order is not None:
+                self._orders.remove(order)
+                order.run()
+                if self.between:
+                    self._hold()
+                break
+            self._woken.wait(deadline.left_s)
+            self._woken.clear()
+        return self.ending.is_set()
+
+    def take_over(self, messages: Sequence[GatewayMessage]) -> None:
+        """Hand messages that the process of the module before had not handled to this one, before any other."""
+        for message in messages:
+            heapq.heappush(self.aside, Aside(time.monotonic(), number_aside(), 0, message))
 
     def _read(self) -> Sequence[Any]:
         wait_s = None
@@ -822,6 +856,7 @@ class Worker:
             self.busy_since = None
         if self.life is Life.MADE:
             self.life = Life.RUNNING
+        self.between = False
 
     def _step(self, step: str) -> None:
         function = getattr(self.module, step, None)
