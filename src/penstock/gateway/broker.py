@@ -600,7 +600,7 @@ class ModuleBroker(Router):
             kind=type(worker.module).__name__,
             source_id=worker.port.id,
             thread=worker.thread.name,
-            waiting=0 if kept else worker.waiting,
+            waiting=0 if kept else worker.waiting + worker.at_process,
             depth=worker.queue.depth,
             handled=worker.handled,
             failed=worker.failed,

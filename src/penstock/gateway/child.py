@@ -37,6 +37,7 @@ from penstock.gateway.place import Place
 
 BATCH = 256
 GRACE_MS = 3000
+EXIT_ON_FAILURE = 70  # the same as in process.py, which this does not load
 log = logging.getLogger("penstock.gateway.child")
 
 
@@ -227,7 +228,7 @@ class Child:
                 handled[2] += 1  # before it counts as handled: who sees that knows how many failures were told
                 handled[0] = count + step
                 if self.exit_on_failure:
-                    os._exit(70)
+                    os._exit(EXIT_ON_FAILURE)
             count += step
             handled[0] = count
 

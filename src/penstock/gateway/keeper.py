@@ -20,7 +20,7 @@ from typing import Any
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.broker import ModuleBroker
 from penstock.gateway.configuration import ModuleEntry
-from penstock.gateway.errors import BrokerError, MessageFailed, StepFailed, reason_of
+from penstock.gateway.errors import BrokerError, EndedByFailure, MessageFailed, StepFailed, reason_of
 from penstock.gateway.events import Event
 from penstock.gateway.loaders import Recipe
 from penstock.gateway.supervision import Policy, Restart, Supervisor
@@ -31,6 +31,7 @@ LOOK_S = 0.25
 #: For modules with a thread or process of their own, where nobody chose: what died is made anew, for ever.
 UNLESS_CHOSEN = Restart(Policy.ON_FAILURE, limit=None)
 log = logging.getLogger("penstock.gateway")
+Left = tuple[GatewayMessage, int]  # with the times it was tried
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Kept:
     module: Any = None
     started: bool = False
     removing: bool = False
-    left: list[GatewayMessage] | None = None  # what a process has not handled, for the next one
+    left: list[Left] | None = None  # what a process has not handled, for the next one
     supervisor: Supervisor = field(init=False)
     throttle: Throttle = field(init=False)
 
@@ -181,7 +182,8 @@ class Keeper:
     def _handle_outside(self, kept: Kept, worker: Worker, module: Any, step: str, error: BaseException) -> None:
         # Else its own worker was first and counted it, or it was to end.
         if kept.module is module and worker.life in (Life.MADE, Life.RUNNING):
-            worker.count_failure()
+            if not isinstance(error, EndedByFailure):
+                worker.count_failure()
             self.failed(worker, step, error)
 
     def _restart(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
@@ -197,7 +199,10 @@ class Keeper:
     def _restart_by_policy(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
         kept.left = None
         while True:
-            self._told(kept, step, error)
+            if isinstance(error, EndedByFailure):
+                kept.supervisor.failures -= 1  # it was noted and told when it happened
+            else:
+                self._told(kept, step, error)
             delay_s = kept.supervisor.failed(time.monotonic())
             ending = delay_s is None or worker.wait_to_restart(delay_s)
             if kept.module is None:
@@ -228,7 +233,7 @@ class Keeper:
         finally:
             worker.busy_since = None
 
-    def _anew(self, kept: Kept, worker: Worker, left: list[GatewayMessage]) -> bool:
+    def _anew(self, kept: Kept, worker: Worker, left: list[Left]) -> bool:
         """A new module in the place of the old one: same name, id, queue, links. False when that has been removed."""
         new = kept.recipe.make(self._broker)
         self._kept.pop(id(kept.module), None)
@@ -246,7 +251,7 @@ class Keeper:
             worker._begin()
         if left:
             worker.counters.add("redelivered", len(left))
-            new.receive_many(left)
+            new.resend(left)
         return True
 
     # ---- replacement by another module
@@ -263,6 +268,7 @@ class Keeper:
             self._destroy(kept, worker)
             if kept.left is None or getattr(kept.module, "sent", 0) > 0:
                 kept.left = self._unhandled(kept, worker)
+            worker.owed = len(kept.left)
 
     def put(self, old: Kept, new: Kept, worker: Worker) -> None:
         """Make the module of ``new`` and put it in the place of that of ``old``, which has been halted."""
@@ -275,13 +281,14 @@ class Keeper:
         worker.life = Life.MADE
         worker.counters.state("")
         worker.take_over(old.left or [])
+        worker.owed = 0
 
-    def _unhandled(self, kept: Kept, worker: Worker) -> list[GatewayMessage]:
+    def _unhandled(self, kept: Kept, worker: Worker) -> list[Left]:
         """What a process that ended leaves; the message in its hand is lost, and counted."""
         module = kept.module
         if not hasattr(module, "unhandled"):
             return []
-        left: list[GatewayMessage] = module.unhandled()
+        left: list[Left] = module.unhandled()
         module.accounted = True
         lost = module.sent - module.handled - len(left)
         if lost:
@@ -293,7 +300,7 @@ class Keeper:
         """Count what left the queue and was not handled in its process."""
         worker.lose_taken(count)
 
-    def _left(self, kept: Kept, worker: Worker, step: str, left: list[GatewayMessage] | None) -> None:
+    def _left(self, kept: Kept, worker: Worker, step: str, left: list[Left] | None) -> None:
         """It is not made anew. What was left for the next one is lost, and so is what comes, if it cannot receive."""
         if step not in {"receive", "run"}:
             module = kept.module
