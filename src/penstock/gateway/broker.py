@@ -150,7 +150,14 @@ class ModuleBroker(Router):
         self._check()
         if source is None or message is None:
             raise InvalidArgument("publish takes a module and a message, not None")
-        raise BrokerError(f"{source!r} is not attached to this broker; add_module it first")
+        worker = self._worker(source, BrokerError)
+        raise BrokerError(f"module {worker.name!r} was stopped; what it publishes now is refused")
+
+    def _silence(self, workers: Sequence[Worker]) -> None:
+        """From now on refuse what these modules publish: they were stopped, and their sinks are next."""
+        with self._lock:
+            for worker in workers:
+                self._ports.pop(id(worker.module), None)
 
     # ---- modules
 
@@ -257,7 +264,10 @@ class ModuleBroker(Router):
         orders = self._post_stops(self._workers_of(modules))
         if not all(order.wait(ending.drained_by) for _, *steps in orders for order in steps):
             return False
-        for worker, *_ in orders:
+        stopped = [worker for worker, *_ in orders]
+        self._silence(stopped)
+        for worker in stopped:
+            worker.queue.close()  # after all of them: those of a cycle may publish when they are stopped
             count_unhandled(worker)
         return True
 
@@ -278,6 +288,7 @@ class ModuleBroker(Router):
             for order in steps:
                 order.wait(ending.stopped_by)
         for worker, *_ in orders:
+            worker.queue.close()
             count_unhandled(worker)
 
     def end_all(self, modules: list[Any], deadline: Deadline) -> list[str]:
@@ -319,6 +330,7 @@ class ModuleBroker(Router):
     def cut_all(self, modules: list[Any]) -> None:
         """These modules receive nothing more, nobody waits for them, and their processes are killed."""
         workers = self._workers_of(modules)
+        self._silence(workers)  # first: what is published to a closed queue goes to nobody
         for worker in workers:
             worker.cut()
         force(workers)
@@ -358,9 +370,10 @@ class ModuleBroker(Router):
         with self._lock:
             worker = self._worker(old, BrokerError)
             worker.adopt(new)
-            del self._workers[id(old)], self._ports[id(old)]
+            del self._workers[id(old)]
             self._workers[id(new)] = worker
-            self._ports[id(new)] = worker.port
+            if self._ports.pop(id(old), None) is not None:
+                self._ports[id(new)] = worker.port
 
     def _begin_removal(self, module: Any) -> tuple[Worker, list[tuple[Output, Joint]]]:
         with self._lock:
@@ -438,11 +451,14 @@ class ModuleBroker(Router):
         """Send a message from an attached module to every sink linked to its ``output``. What goes to the output
         ``dropped`` counts as filtered by the module, whoever is linked to it."""
         worker = self._worker(source, BrokerError)
-        found = worker.outputs.get(output)
+        found, key = worker.outputs.get(output), id(source)
         if output == DROPPED:
             worker.count_filtered()
-        if found is not None:  # else nobody is linked to it
-            found.port.publish(message)
+        if found is None:
+            return  # nobody is linked to it
+        if key not in self._ports:  # just before it: whoever is silenced after this has published
+            self._refuse(source, message)
+        found.port.publish(message)
 
     def mark(self, source: Any, since: int = 0, after: Mark | None = None) -> Mark:
         """What ``source`` has published so far, to ask whether it has been handled over its at_least_once links.

@@ -89,6 +89,7 @@ class Gateway:
         self._dotted: set[str] = set()  # names of modules that could be names of outputs
         self._ended: list[ModuleInfo] = []  # at the end: how it was
         self._started = self._closed = False
+        self._all_handled = True  # by the end
         _live.add(self)
         try:
             for registration in callbacks:
@@ -197,13 +198,13 @@ class Gateway:
 
     def destroy(self, timeout: float | None = 10.0) -> bool:
         """Stop and drain in link order, then end everything, all within ``timeout`` seconds (half a second at least).
-        Whether nothing was lost: what was not handled is dropped, counted and logged, unless a durable source keeps it
-        (``stored``). A module that does not come back in time
-        is abandoned: told, counted (``abandoned``), and never called again. An exception while it waits for what is
+        True exactly when from then on no message was lost and nobody abandoned: what was not handled is dropped, counted
+        and logged, unless a durable source keeps it (``stored``). What a module publishes after its ``stop`` is refused.
+        A module that does not come back in time is abandoned: told, counted (``abandoned``), and never called again. An exception while it waits for what is
         queued (Ctrl-C) ends the waiting; it is raised when all the rest is done."""
         with self._lock:
             if self._closed:
-                return True
+                return self._all_handled
             self._closed = True
             kept = list(self._kept.values())
         ending = Ending.within(timeout)
@@ -214,11 +215,11 @@ class Gateway:
         interrupted: BaseException | None = None
         try:
             self.draining = True
-            drained = self._drain_all(ending)
+            self._drain_all(ending)
             self.draining = False
         except BaseException as error:
             self.draining = False
-            interrupted, drained, ending = error, False, Ending.within(0)
+            interrupted, ending = error, Ending.within(0)
             self._drop_all(drain_order(self._table.graph()), ending)
         self._keeper.close()
         self._events.tell(Event.DESTROYED)
@@ -233,14 +234,15 @@ class Gateway:
         self.broker.dec_ref()
         lost = sum(worker.lost_at_end for worker in workers) - lost_before
         if lost:
-            log.warning("%d messages were not handled by the end; they are dropped and counted", lost)
+            log.warning("%d %s not handled by the end; dropped and counted", lost, "message was" if lost == 1 else "messages were")
+        self._all_handled = not self.abandoned and lost == 0
         if interrupted is not None:
             raise interrupted
-        return not self.abandoned and (drained or lost == 0)
+        return self._all_handled
 
     close = destroy
 
-    def _drain_all(self, ending: Ending) -> bool:
+    def _drain_all(self, ending: Ending) -> None:
         """Sources first: who comes later in link order is fed only by who has been stopped and emptied."""
         groups = drain_order(self._table.graph())
         for index, group in enumerate(groups):
@@ -249,8 +251,7 @@ class Gateway:
             # Asked again: a process that died may have been replaced meanwhile.
             if not (drained and self.broker.stop_all(self._modules_of((group,)), ending)):
                 self._drop_all(groups[index:], ending)
-                return False
-        return True
+                return
 
     def _drop_all(self, groups: Iterable[tuple[str, ...]], ending: Ending) -> None:
         """Everybody at once: nothing waits for anything any more, and what is queued is dropped."""

@@ -197,7 +197,8 @@ class Keeper:
             worker.owed = 0
 
     def _restart_by_policy(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
-        kept.left = None
+        # What a dead process had in hand is lost at once, not when the next one is made.
+        kept.left = self._unhandled(kept, worker) if getattr(kept.module, "dead", None) is not None else None
         while True:
             if isinstance(error, EndedByFailure):
                 kept.supervisor.failures -= 1  # it was noted and told when it happened
@@ -212,8 +213,7 @@ class Keeper:
                 return
             if not worker.destroyed:
                 self._destroy(kept, worker)
-                if kept.left is None or getattr(kept.module, "sent", 0) > 0:
-                    kept.left = self._unhandled(kept, worker)
+                self._note_left(kept, worker)
             try:
                 if self._anew(kept, worker, kept.left or []):
                     self._tell(Event.MODULE_RESTARTED, kept.shown)
@@ -266,9 +266,8 @@ class Keeper:
                 for step in ("stop", "end"):
                     worker._step(step)
             self._destroy(kept, worker)
-            if kept.left is None or getattr(kept.module, "sent", 0) > 0:
-                kept.left = self._unhandled(kept, worker)
-            worker.owed = len(kept.left)
+            self._note_left(kept, worker)
+            worker.owed = len(kept.left or ())
 
     def put(self, old: Kept, new: Kept, worker: Worker) -> None:
         """Make the module of ``new`` and put it in the place of that of ``old``, which has been halted."""
@@ -282,6 +281,12 @@ class Keeper:
         worker.counters.state("")
         worker.take_over(old.left or [])
         worker.owed = 0
+
+    def _note_left(self, kept: Kept, worker: Worker) -> None:
+        """Note what the module's process leaves. One that was sent nothing does not know; the one before it does."""
+        module = kept.module
+        if kept.left is None or (getattr(module, "sent", 0) > 0 and not module.accounted):
+            kept.left = self._unhandled(kept, worker)
 
     def _unhandled(self, kept: Kept, worker: Worker) -> list[Left]:
         """What a process that ended leaves; the message in its hand is lost, and counted."""

@@ -278,11 +278,11 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """Messages that wait, the batch in hand included."""
+        """Messages that wait, the batch in hand and those whose publishers wait for room included."""
         taken = self.taken  # first: what is done after it is still counted as waiting
         # One look at the native counts: a batch leaves the queue and is delivered in the same moment.
-        _, delivered, _, queued, _ = self.queue._counts()
-        return max(0, queued + delivered - taken) + len(self.given_back) + len(self.aside)
+        matched, _, dropped, _, _ = self.queue._counts()
+        return max(0, matched - sum(dropped.values()) - taken) + len(self.given_back) + len(self.aside)
 
     @property
     def overflowed(self) -> int:
@@ -372,7 +372,12 @@ class Worker:
         self.life = Life.ABANDONED
         self.ending.set()
         self.queue.close()
-        self.lose(self.waiting, "closed")
+        _, delivered, _, _, _ = self.queue._counts()  # what was queued, or on its way there, is dropped with the queue
+        self.lose(delivered - self.taken, "closed")
+        tried_again, self.aside = len(self.given_back) + len(self.aside), []
+        self.given_back.clear()
+        if tried_again:
+            self.lose_taken(tried_again, "closed")
         self.post(lambda: None)  # between two messages, it finds out
         return True
 
@@ -834,7 +839,7 @@ class Worker:
     def _give_up(self, message: GatewayMessage, error: BaseException, tries: int) -> None:
         """A dead letter to the output ``error``; where nobody is linked to it, the message is lost."""
         output = self.outputs.get(ERROR)
-        if output is None or not output.sinks:
+        if output is None or all(sink.queue.closed for sink in list(output.sinks)):
             self._count_given_up()
             return
         told = {
@@ -887,7 +892,6 @@ class Worker:
             self._stopped = True
             self._step("stop")
         self._be_quiet()
-        self.queue.close()
 
     def _be_quiet(self) -> None:
         if self.life is not Life.ABANDONED:
