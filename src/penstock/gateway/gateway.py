@@ -198,10 +198,11 @@ class Gateway:
 
     def destroy(self, timeout: float | None = 10.0) -> bool:
         """Stop and drain in link order, then end everything, all within ``timeout`` seconds (half a second at least).
-        True exactly when from then on no message was lost and nobody abandoned: what was not handled is dropped, counted
-        and logged, unless a durable source keeps it (``stored``). What a module publishes after its ``stop`` is refused.
-        A module that does not come back in time is abandoned: told, counted (``abandoned``), and never called again. An exception while it waits for what is
-        queued (Ctrl-C) ends the waiting; it is raised when all the rest is done."""
+        True exactly when from then on no message was lost and nobody abandoned: what was not handled is dropped,
+        counted and logged, unless a durable source keeps it (``stored``). What a module publishes after its ``stop`` is
+        refused. A module that does not come back in time is abandoned: told, counted (``abandoned``), and never called
+        again. An exception while it waits for what is queued (Ctrl-C) ends the waiting; it is raised when all the rest
+        is done."""
         with self._lock:
             if self._closed:
                 return self._all_handled
@@ -234,7 +235,8 @@ class Gateway:
         self.broker.dec_ref()
         lost = sum(worker.lost_at_end for worker in workers) - lost_before
         if lost:
-            log.warning("%d %s not handled by the end; dropped and counted", lost, "message was" if lost == 1 else "messages were")
+            what = "message was" if lost == 1 else "messages were"
+            log.warning("%d %s not handled by the end: dropped and counted", lost, what)
         self._all_handled = not self.abandoned and lost == 0
         if interrupted is not None:
             raise interrupted
