@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock._core import counters_read
+from penstock.errors import InvalidArgument
 from penstock.gateway import Gateway, GatewayMessage, modules
 from tests.gateway.conftest import Collector, eventually
 
@@ -287,6 +288,8 @@ def test_aggregator_over_time_closes_what_is_over(gateway: Gateway) -> None:
 
 def test_switch(gateway: Gateway) -> None:
     filters = {"hot": {"properties": {"kind": "warm"}}, "large": {"min_bytes": 5}}
+    with pytest.raises(InvalidArgument, match="has no dot"):
+        gateway.add_module("it", modules.Switch, {"outputs": {"a.b": {}}})
     gateway.add_module("it", modules.Switch, {"outputs": filters})
     gateway.add_link("source", "it")
     for name in ("hot", "large", "rest"):

@@ -40,6 +40,7 @@ from penstock.gateway.flow import MAX_FLOWS, Flow, Uncounted
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
 from penstock.gateway.losses import note_loss, note_parting
 from penstock.gateway.marks import Mark
+from penstock.gateway.place import Place
 from penstock.gateway.worker import DROPPED, ERROR, Deadline, Joint, Life, OnFailure, Order, Output, Worker
 
 MAX_MODULES = 65535
@@ -82,10 +83,8 @@ class ModuleBroker(Router):
     """
 
     def __init__(self, *, cycle_timeout_s: float = 1.0) -> None:
-        if not cycle_timeout_s > 0:
-            raise InvalidArgument(f"cycle_timeout_s={cycle_timeout_s} must be above 0 seconds")
         self.id = uuid.uuid4().hex
-        self.cycle_timeout_s = cycle_timeout_s
+        self.cycle_timeout_s = Place(cycle_timeout_s, "cycle_timeout_s").seconds()
         self._bus = Bus(f"gateway-{self.id[:12]}", mode="direct")
         self._lock = threading.RLock()
         self._workers: dict[int, Worker] = {}

@@ -31,9 +31,9 @@ from penstock.gateway.events import Callback, Event, Events
 from penstock.gateway.filters import Filter
 from penstock.gateway.keeper import Keeper, Kept
 from penstock.gateway.links import DEFAULT, STAR, Delivery, Link, LinkOptions, LinkTable, drain_order
-from penstock.gateway.loaders import Recipe, recipe
+from penstock.gateway.loaders import Recipe, of_class, recipe
 from penstock.gateway.module import typed
-from penstock.gateway.place import located
+from penstock.gateway.place import Place, located
 from penstock.gateway.supervision import Policy, Restart
 from penstock.gateway.worker import ERROR, Deadline, Life, Order, Worker
 from penstock.types import first_difference
@@ -75,6 +75,7 @@ class Gateway:
         self.broker.on_filter_error = self._filter_failed
         self.broker.on_abandoned = self._was_abandoned
         self.abandoned: list[str] = []  # modules that did not come back from a call
+        self.draining: bool | None = None  # True while ``destroy`` waits for what is queued, then False
         self._lock = threading.RLock()
         self._changing = threading.Lock()  # one update or reload at a time
         self._kept: dict[str, Kept] = {}
@@ -197,7 +198,8 @@ class Gateway:
         """Stop and drain in link order, then end everything, all within ``timeout`` seconds (half a second at least).
         Whether nothing was lost: what was not handled is dropped, counted and logged, unless a durable source keeps it
         (``stored``). A module that does not come back in time
-        is abandoned: told, counted (``abandoned``), and never called again."""
+        is abandoned: told, counted (``abandoned``), and never called again. An exception while it waits for what is
+        queued (Ctrl-C) ends the waiting; it is raised when all the rest is done."""
         with self._lock:
             if self._closed:
                 return True
@@ -208,7 +210,15 @@ class Gateway:
         lost_before = sum(worker.lost_at_end for worker in workers)
         joined = [self.broker.info_of(worker) for worker in workers]
         self._resume_all(kept)
-        drained = self._drain_all(ending)
+        interrupted: BaseException | None = None
+        try:
+            self.draining = True
+            drained = self._drain_all(ending)
+            self.draining = False
+        except BaseException as error:
+            self.draining = False
+            interrupted, drained, ending = error, False, Ending.within(0)
+            self._drop_all(drain_order(self._table.graph()), ending)
         self._keeper.close()
         self._events.tell(Event.DESTROYED)
         self._events.wait_told(ending.over_by)
@@ -223,6 +233,8 @@ class Gateway:
         lost = sum(worker.lost_at_end for worker in workers) - lost_before
         if lost:
             log.warning("%d messages were not handled by the end; they are dropped and counted", lost)
+        if interrupted is not None:
+            raise interrupted
         return not self.abandoned and (drained or lost == 0)
 
     close = destroy
@@ -235,12 +247,15 @@ class Gateway:
             drained = self._drain(group, modules, ending.drained_by)
             # Asked again: a process that died may have been replaced meanwhile.
             if not (drained and self.broker.stop_all(self._modules_of((group,)), ending)):
-                # Everybody at once from here on: nothing waits for anything any more, and what is queued is dropped.
-                rest = self._modules_of(groups[index:])
-                self.broker.cut_all(rest)
-                self.broker.end_stopping(rest, ending)
+                self._drop_all(groups[index:], ending)
                 return False
         return True
+
+    def _drop_all(self, groups: Iterable[tuple[str, ...]], ending: Ending) -> None:
+        """Everybody at once: nothing waits for anything any more, and what is queued is dropped."""
+        rest = self._modules_of(groups)
+        self.broker.cut_all(rest)
+        self.broker.end_stopping(rest, ending)
 
     def _modules_of(self, groups: Iterable[tuple[str, ...]]) -> list[Any]:
         kept = [self._kept.get(name) for group in groups for name in group]
@@ -273,16 +288,21 @@ class Gateway:
     ) -> ModuleInfo:
         """Load, create, attach, link by stars, start when the gateway has been started. ``entrypoint`` is what the
         loader takes, or a class. A failure undoes every step."""
-        configurations.check_stuck_after(stuck_after_s)
+        if queue is not None and not isinstance(queue, QueueOptions):
+            raise TypeError(f"queue is given as QueueOptions(...), not {type(queue).__name__}")
+        stuck_after_s = Place(stuck_after_s, "stuck_after_s").seconds(optional=True)
         if restart is not None and not isinstance(restart, Restart):
             restart = Restart(choose(Policy, restart, "restart"))
         if isinstance(entrypoint, type):
             if loader != "python":
                 text = f"{entrypoint.__module__}:{entrypoint.__qualname__}"
                 raise InvalidArgument(f"loader={loader!r} takes an entry point as text, such as {text!r}, not a class")
-            parse: Callable[[Any], Any] = getattr(entrypoint, "parse", lambda given: given)
-            made = Recipe(_checked(name), entrypoint, parse(args))
+            checked_name = configurations.module_name(Place(name, "name"))
+            build, parse = of_class(entrypoint, Place(entrypoint, "entrypoint"))
+            made = Recipe(checked_name, build, parse(args))
             return self._add(Kept(made, restart, stuck_after_s), queue or QueueOptions())
+        if not isinstance(entrypoint, str | Mapping):
+            raise InvalidArgument(f"a module is a class, or a text such as 'package.module:Class', not {entrypoint!r}")
         data: dict[str, Any] = {"name": name, "loader": {"name": loader, "entrypoint": entrypoint}, "args": args}
         entry = configurations.module_entry(data, tuple(self._loaders.values()))
         entry = configurations.with_care(entry, queue, restart, stuck_after_s)
@@ -808,13 +828,6 @@ def _after_fork() -> None:
     for gateway in list(_live):
         gateway._closed = True
         gateway._lock = threading.RLock()
-
-
-def _checked(name: str) -> str:
-    if not isinstance(name, str) or not name or name == STAR or is_address(name) or "\0" in name:
-        shown = without_secrets(name) if isinstance(name, str) else name
-        raise InvalidArgument(f"{shown!r} cannot name a module")
-    return name
 
 
 os.register_at_fork(after_in_child=_after_fork)
