@@ -307,58 +307,9 @@ def _open_durable(function: Callable[..., Any], kind: str, address: Address, opt
     return opened(address, rest, **{**convert(texts, opened, address.text), **given})
 
 
-class PublisherOpener(Protocol[Options, APublisher_co]):
-    """A room's ``publisher``: its options are the room's; with a type it gives a ``TypedPublisher``."""
-
-    @overload
-    def __call__(
-        self, name: str, /, *, type: type[ArrayLike], evolve: str = ..., **options: Any
-    ) -> TypedPublisher[ndarray]: ...
-    @overload
-    def __call__(self, name: str, /, *, type: type[T], evolve: str = ..., **options: Any) -> TypedPublisher[T]: ...
-    @overload
-    def __call__(self, name: str, /, *, type: Codec[T], evolve: str = ..., **options: Any) -> TypedPublisher[T]: ...
-    @overload
-    def __call__(
-        self, name: str, /, *, type: dtype[Any], evolve: str = ..., **options: Any
-    ) -> TypedPublisher[ndarray]: ...
-    @overload
-    def __call__(self, name: str, /, *_: Options.args, **options: Options.kwargs) -> APublisher_co: ...
-
-
-class SubscriberOpener(Protocol[Options, ASubscriber_co]):
-    """A room's ``subscriber``: its options are the room's; with a type it gives a ``TypedSubscriber``."""
-
-    @overload
-    def __call__(
-        self, name: str, /, *, type: type[Image], evolve: str = ..., **options: Any
-    ) -> TypedSubscriber[Image]: ...
-    @overload
-    def __call__(
-        self, name: str, /, *, type: type[ArrayLike], evolve: str = ..., **options: Any
-    ) -> TypedSubscriber[ndarray]: ...
-    @overload
-    def __call__(self, name: str, /, *, type: type[T], evolve: str = ..., **options: Any) -> TypedSubscriber[T]: ...
-    @overload
-    def __call__(self, name: str, /, *, type: Codec[T], evolve: str = ..., **options: Any) -> TypedSubscriber[T]: ...
-    @overload
-    def __call__(
-        self, name: str, /, *, type: dtype[Any], evolve: str = ..., **options: Any
-    ) -> TypedSubscriber[ndarray]: ...
-    @overload
-    def __call__(self, name: str, /, *_: Options.args, **options: Options.kwargs) -> ASubscriber_co: ...
-
-
-@overload
-def opener(
-    scheme: str, function: Callable[Concatenate[Address, Options], APublisher_co]
-) -> PublisherOpener[Options, APublisher_co]: ...
-@overload
-def opener(
-    scheme: str, function: Callable[Concatenate[Address, Options], ASubscriber_co]
-) -> SubscriberOpener[Options, ASubscriber_co]: ...
 def opener(scheme: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a room's ``publisher`` or ``subscriber``: it takes an address without its scheme; typed as ``function``."""
+    """Make a room's ``publisher`` or ``subscriber``: it takes an address without its scheme. Its types are in
+    the room's ``opening.pyi``."""
     kind = function.__name__.removeprefix("open_")
     begin = f"{scheme}://" if scheme in ("tcp", "broker") else f"{scheme}:"
 

@@ -36,6 +36,7 @@ from penstock.tcp.protocol import Agreed, Request, Wanted
 from penstock.tcp.session import Session, SessionState
 
 if TYPE_CHECKING:
+    import datetime
     import socket
     import ssl
 
@@ -71,7 +72,7 @@ class Subscriber(SubscriberContract):
         name: str = "",
         executor: Executor | None = None,
         history: bool = True,
-        start: int | str | None = None,
+        start: int | str | datetime.datetime | None = None,
     ) -> None:
         if not 0 <= max_message_size < 1 << 40:
             raise InvalidArgument(f"max_message_size={max_message_size} must be from 0 to {(1 << 40) - 1} bytes")
