@@ -69,8 +69,11 @@ class Server:
         insecure: bool = False,
         drain_s: float = 5.0,
         store: Callable[[Any], Store] | None = None,
+        leads: Callable[[], bool] | None = None,
         **journal_options: Any,
     ) -> None:
+        """``store`` makes a store other than a journal in ``directory``. Where ``leads`` says no, another broker has
+        its log: it ends at once, and hands nothing out before that."""
         if not 0 <= port <= 65_535:
             raise InvalidArgument(f"port={port} must be 0 to 65535")
         if certificate is None and (key is not None or client_authority is not None):
@@ -94,6 +97,7 @@ class Server:
             if directory is None:
                 raise InvalidArgument("a broker needs a directory for its journal")
             store = lambda snapshot: JournalStore(directory, snapshot, **journal_options)  # noqa: E731
+        self._leads = leads or (lambda: True)
         self._listener = listen(host, port)
         self.host = host
         self.port: int = self._listener.getsockname()[1]
@@ -156,14 +160,17 @@ class Server:
     def stop(self) -> None:
         """End gracefully: take no more, deliver what is under way, close. Any thread, any signal handler."""
         self._stop = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again whether this broker leads. Any thread."""
         with contextlib.suppress(OSError, ValueError):  # closed already
             os.eventfd_write(self._wake, 1)
 
     def reload(self) -> None:
         """Read the tokens again at the next turn. Any thread, any signal handler."""
         self._reload = True
-        with contextlib.suppress(OSError, ValueError):  # closed already
-            os.eventfd_write(self._wake, 1)
+        self.wake()
 
     def close(self) -> None:
         """Stop, and wait for the thread that ``start`` made."""
@@ -182,6 +189,8 @@ class Server:
         self.close()
 
     def _finished(self) -> bool:
+        if not self._leads():
+            return True
         if self._stop and not self.draining:
             self.draining = True
             self._drain_until = time.monotonic() + self.drain_s
@@ -233,7 +242,8 @@ class Server:
             self._step("delayed messages", partial(self.broker.delayed.release, now_ns))
         self._commit()
         self._output(ending=False)  # confirms do not wait for deliveries
-        if not self.draining and self.broker.may_hand_out:  # an ending broker waits for what was handed out
+        # An ending broker waits for what was handed out; another one may lead since the commit began.
+        if not self.draining and self.broker.may_hand_out and self._leads():
             self._step("delivery", self._pump)
         self._output()
 

@@ -18,27 +18,16 @@ import time
 
 from penstock._core.broker import open_timer, set_timer
 from penstock.broker.client.dialogue import Dialogue
+from penstock.broker.hosts import hosts_of
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
 from penstock.channel import check_timeout
 from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
 ATTEMPT_S = 5.0  # for one attempt to connect: a machine that is gone answers nothing, and nothing else ends it
+GROUP_ATTEMPT_S, GROUP_RETRY_S = 1.0, 0.25  # where there are several brokers: another one may lead any moment
 MAX_TIMEOUT_S = 1e9  # some thirty years
 FAREWELL_S = 2.0  # how long a broker may take to close after the last line
-
-
-def check_place(host: str, port: int) -> None:
-    """Refuse what is no host or no port: nobody would ever answer there, or somebody else would."""
-    if not isinstance(host, str):
-        raise TypeError(f"a broker's host is a str, not {type(host).__name__}")
-    form = "Client('127.0.0.1', 9876), or penstock.subscriber('broker://127.0.0.1:9876/TOPIC')"
-    if "/" in host or host.count(":") == 1:  # an address of version 6 has more of them
-        raise InvalidArgument(f"host={host!r} is a host alone, without scheme and port: {form}")
-    if not host or not host.isprintable() or " " in host:
-        raise InvalidArgument(f"host={host!r} is no host: {form}")
-    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
-        raise InvalidArgument(f"port={port!r} must be a number from 1 to 65535")
 
 
 class Link:
@@ -55,7 +44,8 @@ class Link:
         connect_timeout: float = 10.0,
         keepalive_s: float = DEFAULT_S,
     ) -> None:
-        check_place(host, port)
+        self._hosts = hosts_of(host, port)
+        self._at = 0  # the one of them that is tried, or connected
         if check_timeout(connect_timeout) is None or connect_timeout > MAX_TIMEOUT_S:
             raise InvalidArgument(f"timeout={connect_timeout!r} must be 0 to {MAX_TIMEOUT_S:.0f} seconds")
         self.host, self.port = host, port
@@ -186,12 +176,12 @@ class Link:
             return
         if self.connections and not self._reconnect:
             raise ConnectionError("the connection was lost")
-        family, kind, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(*self._hosts[self._at], type=socket.SOCK_STREAM)[0]
         self._socket = socket.socket(family, kind)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connecting = True
-        self._attempt_until = now + min(ATTEMPT_S, self._give_up_s)
+        self._attempt_until = now + min(ATTEMPT_S if len(self._hosts) == 1 else GROUP_ATTEMPT_S, self._give_up_s)
         self._mask = select.EPOLLOUT
         self._poll.register(self._socket, self._mask)
         code = self._socket.connect_ex(address)
@@ -223,7 +213,9 @@ class Link:
         self._connecting = False
         if self._tls is not None:
             self._poll.unregister(self._socket)
-            self._socket = self._tls.wrap_socket(self._socket, server_hostname=self.host, do_handshake_on_connect=False)
+            self._socket = self._tls.wrap_socket(
+                self._socket, server_hostname=self._hosts[self._at][0], do_handshake_on_connect=False
+            )
             self._poll.register(self._socket, select.EPOLLIN)
             self._mask = select.EPOLLIN
             self._shaking = True
@@ -307,8 +299,11 @@ class Link:
         now = time.monotonic()
         if was_ready:
             self._down_since = now
-        self._retry_at = now + self._pause
-        self._pause = min(self._pause * 2, RETRY_S[1])
+        self._at = (self._at + 1) % len(self._hosts)
+        self._retry_at = now
+        if self._at == 0 or was_ready:  # all of them were tried
+            self._retry_at += self._pause
+            self._pause = min(self._pause * 2, RETRY_S[1] if len(self._hosts) == 1 else GROUP_RETRY_S)
         self._error = error
         if self.dialogue.refused is None and self.connections and not self._reconnect:
             self.dialogue.fail(self._no_connection())
