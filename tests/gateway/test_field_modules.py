@@ -211,14 +211,22 @@ def test_what_waits_together_is_posted_together(gateway: Gateway, taker: Taker, 
         assert [(one["content"], one["properties"]) for one in json.loads(body)] == [("a", {"k": "v"}), ("b", {"k": "v"})]
 
 
-def test_a_batch_that_is_refused_costs_those_of_the_requests_before_nothing(gateway: Gateway, taker: Taker) -> None:
-    at(gateway, modules.HttpPoster, {"url": taker.url, "batch": 2, "tries": 1})
+@pytest.mark.parametrize("form", ["lines", "json"])
+def test_a_batch_that_is_refused_costs_those_of_the_requests_before_nothing(
+    gateway: Gateway, taker: Taker, form: str
+) -> None:
+    """And who is tried again alone is posted as a batch of one: what a server gets has one form."""
+    at(gateway, modules.HttpPoster, {"url": taker.url, "batch": 2, "batch_format": form, "tries": 1})
     taker.answers = [204, 400, 400, 204]
     say(gateway, b"a", b"b", b"c", b"d")
     gateway.start()
     sink = gateway.module("sink")
     eventually(lambda: len(taker.posted) == 4)
-    assert [body for _, _, body in taker.posted] == [b"a\nb\n", b"c\nd\n", b"c", b"d"]
+    bodies = [body for _, _, body in taker.posted]
+    if form == "json":
+        bodies = [b"".join(one["content"].encode() + b"\n" for one in json.loads(body)) for body in bodies]
+    assert bodies == [b"a\nb\n", b"c\nd\n", b"c\n", b"d\n"]
+    assert not any(name.startswith("X-Property") for _, headers, _ in taker.posted for name in headers)
     eventually(lambda: sink.got == [b"c"], "tried twice, then to the error link")
 
 

@@ -81,6 +81,9 @@ class HttpPoster(Module):
 
     def receive(self, message: GatewayMessage) -> None:
         """Post one and wait for the answer."""
+        if self.configuration["batch"] > 1:  # it is tried again alone
+            self._post_batches([message])
+            return
         headers = {f"X-Property-{quote(k, safe='')}": _quoted(v) for k, v in message.properties.items()}
         self._post_until_taken(bytes(message), {**headers, **self._own_headers()})
 
