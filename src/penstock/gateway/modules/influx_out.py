@@ -39,7 +39,8 @@ class InfluxOut(HttpPoster):
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
         """Send them as lines of one request."""
-        lines, failed = [], []
+        lines: list[str] = []
+        failed: list[tuple[Exception, GatewayMessage]] = []
         for message in messages:
             try:
                 lines.append(self._line(message))
@@ -49,8 +50,8 @@ class InfluxOut(HttpPoster):
                 failed.append((error, message))
         if lines:
             self._post_until_taken("\n".join(lines).encode(), self._own_headers())
-        for error, message in failed:
-            give_back(self, error, message)
+        for failure, message in failed:
+            give_back(self, failure, message)
 
     def receive(self, message: GatewayMessage) -> None:
         """Send one."""

@@ -59,7 +59,8 @@ class SqlOut(Module):
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
         """Insert them, in one transaction."""
-        rows, failed = [], []
+        rows: list[tuple[GatewayMessage, tuple[Any, ...]]] = []
+        failed: list[tuple[Exception, GatewayMessage]] = []
         for message in messages:
             try:
                 rows.append((message, self._row(message)))
@@ -73,8 +74,8 @@ class SqlOut(Module):
             if len(messages) == 1 or self._is_of_the_database(error):
                 raise
             self._insert_one_by_one(rows)
-        for error, message in failed:
-            give_back(self, error, message)
+        for failure, message in failed:
+            give_back(self, failure, message)
 
     def _insert_one_by_one(self, rows: Sequence[tuple[GatewayMessage, tuple[Any, ...]]]) -> None:
         """Find those that the database refuses: they must not cost the others."""
