@@ -177,6 +177,8 @@ def test_a_watcher_that_has_looked_does_not_look_again_at_once() -> None:
         ({"state": "paused"}, Rate(), "stuck"),
         ({"state": "stuck in receive"}, Rate(messages_hz=3), "stuck"),
         ({"last_ns": 2 * SECOND}, Rate(messages_hz=5, dropped={"gap": 2}), "losing"),
+        ({"lag": 16, "dropped": {"overflow": 984}, "matched": 1000}, Rate(), "losing"),  # and not stuck for long enough
+        ({"lag": 16, "dropped": {"overflow": 984}, "matched": 1000, "read_ns": 60 * SECOND}, Rate(), "stuck"),
         ({"last_ns": 2 * SECOND, "lag": 50_000}, Rate(messages_hz=5), "late"),
     ],
 )
