@@ -139,7 +139,8 @@ def test_http_poster(gateway: Gateway) -> None:
         say(gateway, b"two")
         say(gateway, b"refused")
         say(gateway, b"three")
-        eventually(lambda: gateway.broker.info(gateway.module("it")).handled == 4)
+        eventually(lambda: gateway.broker.info(gateway.module("it")).handled == 3)
+        assert gateway.broker.info(gateway.module("it")).lost == 1
     finally:
         server.shutdown()
         thread.join()
