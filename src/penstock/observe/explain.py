@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import penstock
@@ -22,7 +22,7 @@ from penstock.observe.snapshot import Block, Key, live, matching
 from penstock.printable import printable
 from penstock.types.fields import Values
 
-__all__ = ["Finding", "explain", "explain_filter"]
+__all__ = ["Finding", "ended", "explain", "explain_filter"]
 
 #: A reader that takes no message for so long, while some wait for it, is called stalled.
 WATCH_S = 2.0
@@ -35,6 +35,42 @@ def explain(text: str, watch_s: float = WATCH_S) -> list[Finding]:
     and those that still lose.
     """
     return _explain(text, watch_s, set())
+
+
+def ended(texts: Iterable[str]) -> dict[str, Finding]:
+    """Why nothing comes any more, of those addresses where that is sure: nobody publishes there, or all who do are
+    stopped. A publisher that runs may only be slow."""
+    found = {}
+    for text, pids in _publishing(texts).items():
+        stopped = [finding for finding in _process_findings(pids) if finding.grave]
+        if not pids:
+            found[text] = Finding(f"nobody publishes {text} now")
+        elif len(stopped) == len(pids):
+            found[text] = stopped[0]
+    return found
+
+
+def _publishing(texts: Iterable[str]) -> dict[str, set[int]]:
+    """The processes that publish at each address, 0 for one that /proc does not show here; without addresses of which
+    that cannot be known. Looks once for all of them."""
+    found, memory, blocks = {}, None, None
+    for text in texts:
+        parts = addresses.parse(text)
+        if parts.scheme == "shm":
+            from penstock.shm import channels
+            from penstock.shm.explain import publishing
+
+            memory = memory or {channel.name: channel for channel in channels()}
+            found[text] = publishing(parts, memory)
+        elif parts.scheme == "journal":
+            from penstock.journal.explain import publishing as writing
+
+            found[text] = writing(parts)
+        elif parts.scheme == "tcp":
+            blocks = blocks or live()
+            pids = {block.pid for block in matching(blocks, text) if block.kind in PRODUCERS and block.here}
+            found |= {text: pids} if pids else {}  # none: it may be on another machine
+    return found
 
 
 def _explain(text: str, watch_s: float, passed: set[str]) -> list[Finding]:

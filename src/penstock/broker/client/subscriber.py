@@ -408,6 +408,11 @@ class Subscriber(channel.Subscriber):
         self._counters.close()
 
     @property
+    def trouble(self) -> str:
+        """Why it has no connection to its broker now; empty while it has one."""
+        return self._link.trouble
+
+    @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._link.closed
