@@ -6,6 +6,7 @@ import contextlib
 import signal
 import socket
 import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -160,3 +161,67 @@ def test_what_comes_later_is_no_part_of_what_was_there(tmp_path: Path) -> None:
         front.publish(b"one")
         done = run("sub", f"{stem}/*", "-e", "--wait")
         assert (done.returncode, done.stdout) == (0, f"{stem}/front: one\n")
+
+
+def stored(folder: Path) -> dict[str, int]:
+    """How many messages a finished recording has of each topic."""
+    from penstock.journal.commands import info
+
+    return {topic.name: topic.messages for topic in info(folder).topics if topic.name != "_recording"}
+
+
+def recorded(recording: Process, folder: Path, topic: str) -> None:
+    """Waits until a running recording has a message of a topic."""
+    from penstock.journal import Journal
+
+    while True:
+        assert recording.poll() is None
+        with contextlib.suppress(penstock.PenstockError, OSError), Journal(folder, mode="read") as journal:
+            if topic in journal.topics:
+                return
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("what", ["pattern", "all"])
+def test_a_recording_takes_what_fits_later_and_waits_for_the_first(what: str, tmp_path: Path) -> None:
+    stem = uuid.uuid4().hex[:8]
+    words = ["--all"] if what == "all" else [f"shm:/{stem}/*"]
+    folder = tmp_path / "run"
+    with running("record", *words, "-o", str(folder), "--wait") as recording:
+        if what == "pattern":  # with --all another test may publish
+            assert f"anything like shm:/{stem}/*; waiting" in line(recording, error=True)
+        with penstock.publisher(f"shm:/{stem}/first", latest=True) as first:
+            first.publish(b"1")
+            recorded(recording, folder, f"{stem}.first")
+            with penstock.publisher(f"shm:/{stem}/late", latest=True) as late:
+                late.publish(b"2")
+                recorded(recording, folder, f"{stem}.late")
+        recording.send_signal(signal.SIGINT)
+        assert recording.wait(60) == 0
+    found = stored(folder)
+    assert (found[f"{stem}.first"], found[f"{stem}.late"]) == (1, 1)
+    from penstock.recording.story import read_story
+
+    assert read_story(folder).addresses[f"{stem}.late"] == f"shm:/{stem}/late"
+
+
+def test_two_addresses_of_one_topic_are_recorded_apart(tmp_path: Path) -> None:
+    stem = f"shm:/{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(f"{stem}/a/b") as one, penstock.publisher(f"{stem}/a.b") as two:
+        one.publish(b"1")
+        two.publish(b"2")
+        done = run("record", f"{stem}/*", "-o", str(tmp_path / "run"), "-n", "2")
+    topic = f"{stem[5:]}.a.b"
+    assert done.returncode == 0, done.stderr
+    assert stored(tmp_path / "run") == {topic: 1, f"{topic}.2": 1}
+    assert f"{stem}/a/b is recorded as {topic}.2" in done.stderr
+    assert run("record", f"{stem}/x", f"{stem}/y", "-o", str(tmp_path / "no"), "--as", "t", "--as", "t").returncode == 2
+
+
+def test_a_recording_says_when_a_publisher_is_gone(tmp_path: Path) -> None:
+    name = f"shm:/{uuid.uuid4().hex[:8]}"
+    words = ("record", name, "-o", str(tmp_path / "run"))
+    with running("pub", name, "x", *NO_END) as publisher, running(*words) as recording:
+        recorded(recording, tmp_path / "run", name[5:])
+        said = killed(publisher)
+        assert f"{name}: nothing comes: {said}" in told(recording, "nothing comes")

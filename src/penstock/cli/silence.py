@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.address import Address, parse, without_secrets
@@ -15,8 +15,8 @@ from penstock.errors import PenstockError, RefusedError
 from penstock.finding import Finding
 
 __all__ = [
-    "TELL_AFTER_S", "Silences", "hint", "missing", "reason", "refuse_nobody", "refuse_unreachable", "tell",
-    "told_after",
+    "TELL_AFTER_S", "Seldom", "Silences", "hint", "missing", "reason", "refuse_nobody", "refuse_unreachable",
+    "tell", "told_after",
 ]  # fmt: skip
 
 TELL_AFTER_S = 1.0
@@ -65,6 +65,21 @@ def tell(address: str, handle: Any) -> None:
     """Print why nothing arrives from an address, if that is known."""
     said = reason(address, handle)
     exits.told(f"{address}: nothing came yet" + (f": {said}" if said else "; waiting"))
+
+
+class Seldom:
+    """Looking around takes at most a twentieth of the time, however much there is to see."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def __call__(self, look: Callable[[], None]) -> None:
+        """Look, if that is due."""
+        began = time.monotonic()
+        if began >= self._next:
+            look()
+            now = time.monotonic()
+            self._next = now + 19 * (now - began)
 
 
 class Silences:

@@ -124,7 +124,7 @@ class Reader:
     silences: silence.Silences = field(default_factory=silence.Silences)
     example: bytes = b""
     began: float = field(default_factory=time.monotonic)
-    look_at: float = 0.0
+    seldom: silence.Seldom = field(default_factory=silence.Seldom)
     to_the_end: bool = False  # what comes after the start of this command is not printed
 
     def run(self, count: int | None, timeout: float | None, exit_at_end: bool) -> bool:
@@ -147,19 +147,13 @@ class Reader:
                 return True
             elif timeout is not None and now - printed_at >= timeout:
                 return False
-            self._look()
+            self.seldom(self._look)
         return True
 
     def _look(self) -> None:
-        """Look who is there, for at most a twentieth of the time: join what is new, say which sources are silent."""
-        began = time.monotonic()
-        if began < self.look_at:
-            return
         if not self.to_the_end or not self.sources:
             self.sources += self.join()
         self._tell_silence()
-        now = time.monotonic()
-        self.look_at = now + 20 * (now - began)
 
     def _is_over(self) -> bool:
         """Whether the silence of all sources is their end; raises where one broke off before its end."""

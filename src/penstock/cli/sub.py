@@ -100,7 +100,7 @@ def sub(
     paths = [name.strip() for given_fields in fields or [] for name in given_fields.split(",")]
     write = _writer(form, template, as_json, paths)
     patterns = [address for address in given if has_wildcard(address)]
-    addresses = expanded([address for address in given if not (wait and has_wildcard(address))])
+    addresses = expanded(given, wait)
     several = len(addresses) > 1 or bool(patterns)
     with contextlib.ExitStack() as stack:
 

@@ -167,13 +167,14 @@ OptionList = Annotated[
 ]
 
 
-def expanded(given: list[str], kinds: Sequence[str] = PRODUCERS) -> list[str]:
-    """The addresses, each '*' replaced by what is open on this machine; topics keep their own wildcards."""
+def expanded(given: list[str], wait: bool = False) -> list[str]:
+    """The addresses, each '*' replaced by what is published on this machine; topics keep their own wildcards. Without
+    ``wait`` a '*' for nothing is refused."""
     found: list[str] = []
     for address in map(broker_address, given):
         if not has_wildcard(address):
             found.append(address)
-        elif names := fitting([address], kinds):
+        elif (names := fitting([address])) or wait:
             found += names
         else:
             raise RefusedError(nobody_like(address))
@@ -186,11 +187,11 @@ def has_wildcard(address: str) -> bool:
     return "*" in rest.partition("?")[0] and scheme not in ("journal", "broker")
 
 
-def fitting(patterns: Iterable[str], kinds: Sequence[str] = PRODUCERS) -> list[str]:
-    """What is open on this machine and fits addresses with '*', with the options of these."""
+def fitting(patterns: Iterable[str]) -> list[str]:
+    """What is published on this machine and fits addresses with '*', with the options of these."""
     from penstock.observe.snapshot import live, matching
 
-    blocks = [block for block in live() if block.kind in kinds and block.address]
+    blocks = [block for block in live() if block.kind in PRODUCERS and block.address]
     found = set()
     for pattern in patterns:
         place, mark, options = pattern.partition("?")
