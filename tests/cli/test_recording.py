@@ -118,7 +118,7 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
 
 def test_two_addresses_of_one_topic_are_refused(tmp_path: Path) -> None:
     done = run("record", f"journal:{tmp_path}/x#a", f"journal:{tmp_path}/y#a", "-o", str(tmp_path / "rec"))
-    assert done.returncode == 2 and "--as" in done.stderr
+    assert done.returncode == 2 and "--as" in done.stderr and f"{tmp_path}/x#a and " in done.stderr
 
 
 def test_split_by_size_makes_parts_that_play_as_one(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def record(
     """
     patterns = EVERYTHING if everything else [address for address in addresses or [] if has_wildcard(address)]
     chosen = _chosen(addresses or [], everything, wait)
-    plan = _plan(chosen, names, output, split, max_size, pre_buffer, count, wait)
+    plan = _plan(chosen, names, output, split, max_size, pre_buffer, count, wait, apart=bool(patterns))
     with exits.about(output), Recorder(plan) as recorder:
         told: dict[str, str] = {}
         with contextlib.suppress(*exits.STOPPED):  # the usual end of a recording
@@ -104,8 +104,21 @@ def _chosen(given: list[str], everything: bool, wait: bool) -> list[str]:
     return found
 
 
+def _topics(given: list[str], apart: bool) -> list[str]:
+    """A topic for each address. Two may have the same (shm:/a/b and shm:/a.b): ``apart`` numbers them, as where a
+    pattern has found them; whoever wrote both is asked for names."""
+    topics: dict[str, str] = {}
+    for address in given:
+        topic = _named(address, topics) if apart else topic_of(address)
+        if topic in topics:
+            both = f"{without_secrets(topics[topic])} and {without_secrets(address)}"
+            raise InvalidArgument(f"{both} would share the topic {topic}; name them with --as")
+        topics[topic] = address
+    return list(topics)
+
+
 def _named(address: str, taken: Collection[str]) -> str:
-    """The topic for an address. Two addresses may have the same (shm:/a/b and shm:/a.b): the second gets a number."""
+    """The topic for an address; with a number where another address has it."""
     topic = topic_of(address)
     numbered = (f"{topic}.{n}" for n in itertools.count(2))
     free = next(name for name in itertools.chain([topic], numbered) if name not in taken)
@@ -123,10 +136,9 @@ def _plan(
     pre: str | None,
     count: int | None,
     wait: bool,
+    apart: bool,
 ) -> Plan:
-    topics = list(names or [])
-    for address in given if not names else ():
-        topics.append(_named(address, topics))
+    topics = names or _topics(given, apart)
     if len(topics) != len(given):
         raise InvalidArgument(f"--as was given {len(topics)} times for {len(given)} addresses")
     if len(set(topics)) != len(topics):

@@ -13,6 +13,7 @@ from penstock.address import Address, parse, without_secrets
 from penstock.cli import exits
 from penstock.errors import PenstockError, RefusedError
 from penstock.finding import Finding
+from penstock.printable import command
 
 __all__ = [
     "TELL_AFTER_S", "Seldom", "Silences", "hint", "missing", "reason", "refuse_nobody", "refuse_unreachable",
@@ -134,7 +135,7 @@ def hint(addresses: Sequence[str]) -> str:
     """The reason that ``why`` finds for the first of them, or a hint to call it."""
     said = reason(addresses[0])
     shown = without_secrets(addresses[0])
-    return f": {said}" if said else f"; 'penstock why {shown}' may tell the reason"
+    return f": {said}" if said else f"; {command('why', shown)} may tell the reason"
 
 
 def reason(address: str, handle: Any = None) -> str:

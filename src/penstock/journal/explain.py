@@ -12,6 +12,7 @@ from penstock import address as addresses
 from penstock import topics
 from penstock.errors import CorruptionError
 from penstock.finding import Finding
+from penstock.printable import command
 from penstock.quantities import iso_time
 
 __all__ = ["describe", "end_of", "explain", "publishing"]
@@ -26,7 +27,7 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
 
     directory = Path(parts.name)
     if not (directory / MARKER_NAME).exists():
-        yield Finding(f"{directory} is no journal yet: nobody has written to it", f"penstock pub {parts.text} 'hello'")
+        yield Finding(f"{directory} is no journal yet: nobody has written to it", command("pub", parts.text, "hello"))
         return
     if not os.access(directory, os.R_OK | os.X_OK):
         yield Finding(f"{directory} cannot be read by this user", "chmod, or run as its owner")
