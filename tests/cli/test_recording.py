@@ -226,6 +226,13 @@ def test_speed_is_held(run1: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["seconds"] >= 0.95
 
 
+@pytest.mark.parametrize("command", ["play", "export"])
+def test_a_beginning_after_the_end_is_told(command: str, run1: Path, tmp_path: Path) -> None:
+    more = ["--map", f"*=journal:{tmp_path}/out#t"] if command == "play" else ["--to", "jsonl"]
+    done = run(command, str(run1), "--from", "1h", *more)
+    assert done.returncode == 2 and "--from 1h" in done.stderr and "s long" in done.stderr, done
+
+
 def test_play_without_an_address_names_the_topic(run1: Path, tmp_path: Path) -> None:
     with Journal(tmp_path / "bare") as journal:
         journal.append("lonely", b"x")

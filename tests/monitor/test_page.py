@@ -393,6 +393,19 @@ def test_plots_zoom_hide_and_have_a_logarithmic_axis(
     assert [entry for entry in browser.log() if entry.get("level") == "SEVERE"] == []
 
 
+def test_a_finger_that_drags_over_a_plot_zooms(service: Service, browser: Browser, plant: Handles, name: str) -> None:
+    browser.open(service.url)
+    wait_for(browser, name)
+    show(browser, "plots")
+    browser.until("return document.querySelector('canvas[data-plot=\"rate/in/\"]').clientWidth > 0")
+    browser.run("document.querySelector('canvas[data-plot=\"rate/in/\"]').scrollIntoView({block: 'center'})")
+    left, top = browser.run(
+        "const r = document.querySelector('canvas[data-plot=\"rate/in/\"]').getBoundingClientRect(); return [r.left, r.top]"
+    )
+    browser.touch((left + 120, top + 60), (left + 160, top + 60), (left + 220, top + 62), (left + 260, top + 62))
+    browser.until("return !document.getElementById('zoom-out').hidden")
+
+
 def test_an_address_with_a_percent_sign_typed_by_hand(service: Service, browser: Browser) -> None:
     browser.open(service.url)
     show(browser, "channel=shm:/100% done")
