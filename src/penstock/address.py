@@ -113,10 +113,12 @@ def _parse_network(scheme: str, rest: str, options: dict[str, str], text: str) -
     if scheme == "tcp" and topic and not place:  # tcp:///path/to/socket
         return Address(scheme, name="/" + unquote(topic), options=options, text=text)
     host, colon, port = place.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
+    if host.startswith("[") and host.endswith("]") and "," not in host:
         host = host[1:-1]
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise InvalidArgument(f"address {text!r} is not of the form {form} with a port of 0 to 65535")
+    if scheme == "tcp" and "," in host:
+        raise InvalidArgument(f"address {text!r} names several hosts: a tcp publisher is one, tcp://HOST:PORT")
     if scheme == "tcp" and topic:  # it would be another stream's name nowhere
         raise InvalidArgument(f"address {text!r} has a path: one port is one stream, tcp://HOST:PORT")
     return Address(scheme, host=host, port=int(port), topic=unquote(topic), options=options, text=text)

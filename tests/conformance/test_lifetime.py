@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
+import re
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +49,26 @@ def test_close_wakes_a_reader(reach: Reach) -> None:
     threading.Timer(0.05, subscriber.close).start()
     with pytest.raises(penstock.ClosedError):
         subscriber.read(LONG)
+
+
+@pytest.mark.needs("processes")
+def test_a_forked_child_does_not_publish_by_its_parents_handle(reach: Reach, tmp_path: Path) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.publish(b"before")
+    said = tmp_path / "said"
+    child = os.fork()
+    if child == 0:
+        try:
+            publisher.publish(b"of the child")
+        except BaseException as error:
+            said.write_text(f"{type(error).__name__} {error}")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert re.match("StateError .*fork.* in the child", said.read_text()), said.read_text()
+    publisher.publish(b"after")
+    assert read_all(subscriber, 2) == [b"before", b"after"]
+    assert subscriber.read(0.05) is None
 
 
 @pytest.mark.needs("outlives")

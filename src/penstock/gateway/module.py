@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from penstock import clock as clocks
 from penstock._core.gateway import GatewayMessage
+from penstock.errors import InvalidArgument
 from penstock.types import Codec, Schema, codec_of
 from penstock.types.handles import Decoding
 
@@ -111,10 +112,10 @@ class Module:
             content = self._codec("output_type").encode(content)
         if properties is not None or not isinstance(content, GatewayMessage):
             content = GatewayMessage(content, properties)
-        if output:
-            self.broker.publish_output(self, output, content)
-        else:
+        if output == "":
             self.broker.publish(self, content)
+        else:
+            self.broker.publish_output(self, check_output(output), content)
 
     def value(self, message: GatewayMessage) -> Any:
         """The message as an object of the ``input_type``; ``DecodeError`` where it is none, which is a failure of
@@ -131,6 +132,15 @@ class Module:
         if which not in known:
             known[which] = codec_of(getattr(self, which))
         return known[which]  # type: ignore[no-any-return]
+
+
+def check_output(output: Any) -> str:
+    """Refuse what no link can name as ``MODULE.OUTPUT``: the message would go nowhere."""
+    if not isinstance(output, str):
+        raise TypeError(f"output is the name of an output, not {output!r}")
+    if "." in output:
+        raise InvalidArgument(f"output={output!r}: the name of an output has no dot")
+    return output
 
 
 class Source(Module):

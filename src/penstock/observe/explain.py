@@ -96,7 +96,8 @@ def _explain(text: str, watch_s: float, passed: set[str]) -> list[Finding]:
         stalled, losing = _watch(readers, watch_s)
         found += _reader_findings(readers, stalled, losing, watch_s)
     if not bridged and (not blocks or (parts.scheme == "shm" and not publishers)):
-        found += _similar_addresses(parts, everything)
+        at_another_port = parts.scheme != "broker" or any(finding.grave for finding in found)
+        found += _similar_addresses(parts, everything, at_another_port)
     return sorted(found, key=lambda finding: not finding.grave)
 
 
@@ -327,10 +328,11 @@ def _process_findings(pids: set[int]) -> Iterator[Finding]:
             yield Finding(f"process {pid} waits for a disk or device", grave=False)
 
 
-def _similar_addresses(parts: addresses.Address, everything: list[Block]) -> Iterator[Finding]:
+def _similar_addresses(parts: addresses.Address, everything: list[Block], at_another_port: bool) -> Iterator[Finding]:
     """Open addresses of the same scheme with a similar name; not the broker that this address belongs to."""
     text = plain(parts.text)
-    known = {b.address.partition("?")[0] for b in everything if b.address.startswith(f"{parts.scheme}:")}
+    head = f"{parts.scheme}:" if at_another_port else f"{parts.scheme}://{parts.host}:{parts.port}/"
+    known = {b.address.partition("?")[0] for b in everything if b.address.startswith(head)}
     close = difflib.get_close_matches(text, sorted(n for n in known if not text.startswith(n)), n=3, cutoff=0.75)
     if parts.scheme == "shm":  # channels above and below it: a name cut short, or a slash too many
         stem = text.rstrip("/")

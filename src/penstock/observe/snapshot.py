@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -169,6 +169,14 @@ def matching(blocks: Iterable[Block], address: str) -> list[Block]:
         for b in blocks
         if b.address == wanted or b.address.startswith((wanted + "#", wanted + "/", wanted + "?")) or b.name in long
     ]
+
+
+def of_queue(blocks: Sequence[Block], broker: str, queue: str) -> list[Block]:
+    """The blocks of a queue, whose broker has the address ``broker``: its own, and those of who consumes it here."""
+    holders = {b.pid for b in blocks if b.room == "broker" and b.kind == "broker" and b.address == broker}
+    own = [b for b in blocks if b.room == "broker" and b.kind == "queue" and b.name == queue and b.pid in holders]
+    end = f"?queue={queue}"
+    return own + [b for b in blocks if b.address.startswith(f"{broker}/") and b.address.endswith(end)]
 
 
 def _cut_names(address: str) -> set[str]:
