@@ -406,6 +406,17 @@ def test_a_finger_that_drags_over_a_plot_zooms(service: Service, browser: Browse
     browser.until("return !document.getElementById('zoom-out').hidden")
 
 
+def test_names_that_are_shortened_stay_different(service: Service, browser: Browser) -> None:
+    browser.open(service.url)
+    browser.until("return document.getElementById('looked').textContent")
+    browser.run(
+        "import('/format.js').then(format => { const names = [...Array(50).keys()].map(n => `shm:/plant/line${n % 7}/machine${n}/temperature`);"
+        "format.compareNames(names); window.short = names.map(name => format.middle(name, 20)); })"
+    )
+    short = browser.until("return window.short")
+    assert len(set(short)) == 50 and short[3] == "…/line3/machine3/…", short
+
+
 def test_an_address_with_a_percent_sign_typed_by_hand(service: Service, browser: Browser) -> None:
     browser.open(service.url)
     show(browser, "channel=shm:/100% done")

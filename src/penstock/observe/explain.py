@@ -45,7 +45,7 @@ def ended(texts: Iterable[str]) -> dict[str, Finding]:
     for text, pids in _publishing(texts).items():
         stopped = [finding for finding in _process_findings(pids) if finding.grave]
         if not pids:
-            found[text] = Finding(f"nobody publishes {text} now")
+            found[text] = Finding("nobody publishes it now")
         elif len(stopped) == len(pids):
             found[text] = stopped[0]
     return found
