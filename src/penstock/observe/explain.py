@@ -90,7 +90,7 @@ def _explain(text: str, watch_s: float, passed: set[str]) -> list[Finding]:
         found += _publisher_findings(parts.text, publishers, parts.scheme)
     found += bridged
     readers = [b for b in blocks if b.kind not in (*PRODUCERS, TAIL)]
-    from_disk = list(_disk_findings(parts, everything))
+    from_disk = list(_disk_findings(parts))
     found += from_disk
     if readers or not from_disk:
         stalled, losing = _watch(readers, watch_s)
@@ -109,16 +109,20 @@ def _of_address(below: list[Block], everything: list[Block], parts: addresses.Ad
     from penstock.shm.explain import carriers
 
     names = {f"shm:{name}" for name in carriers(parts)}
+    own = f"shm:{parts.name}"
     return [
         b
         for b in everything
-        if b.room == "shm" and b.channel in names
-        and (b.kind in PRODUCERS or b.channel == f"shm:{parts.name}")
-    ] + [b for b in below if b.name_cut or b.room != "shm"]  # fmt: skip
+        if b.room == "shm" and b.channel in names and (b.kind in PRODUCERS or b.channel == own)
+    ] + [
+        b
+        for b in below
+        if b.name_cut or b.room not in ("shm", "journal") or (b.room == "journal" and b.channel == own)
+    ]
 
 
-def _disk_findings(parts: addresses.Address, everything: list[Block]) -> Iterator[Finding]:
-    """The readers of a durable channel's journal: subscribers with ``start=`` are no members of the channel."""
+def _disk_findings(parts: addresses.Address) -> Iterator[Finding]:
+    """How many read a durable channel's journal, those included whose counters this user may not read."""
     if parts.scheme != "shm":
         return  # over tcp the publisher reads for them; a bus cannot be seen from outside its process
     from penstock.shm.explain import kept_at
@@ -128,14 +132,9 @@ def _disk_findings(parts: addresses.Address, everything: list[Block]) -> Iterato
     from penstock.journal import presence
 
     journal = f"journal:{directory}"
-    readers = [b for b in everything if b.kind in READERS and b.address.partition("#")[0] == journal]
-    if number := max(len(readers), presence.count(Path(directory))):
+    if number := presence.count(Path(directory)):
         text = "1 subscriber reads" if number == 1 else f"{number} subscribers read"
         yield Finding(f"{text} it from disk ({printable(journal)})", grave=False)
-    for block in readers:
-        if block.lag:
-            who = f"the {block.kind} in process {block.pid} ({block.program})"
-            yield Finding(f"{who} reads it from disk and is {block.lag} messages behind", grave=False)
 
 
 def _bridge_findings(parts: addresses.Address, everything: list[Block], passed: set[str]) -> list[Finding]:

@@ -87,8 +87,10 @@ class Block:
 
     @property
     def waiting(self) -> int:
-        """Messages that wait to be read. The depth of a shared-memory reader is what it holds, so its lag counts."""
-        return self.lag if self.room == "shm" and self.kind == "subscriber" else self.depth
+        """Messages that wait to be read. The depth of a shared-memory reader is what it holds, so its lag counts; the
+        lag of a journal's reader counts if it reads all topics."""
+        lags = self.room == "shm" or (self.room == "journal" and ("#" not in self.name or self.name.endswith("#>")))
+        return self.lag if lags and self.kind == "subscriber" else self.depth
 
     @property
     def without_consumer(self) -> bool:
@@ -134,7 +136,7 @@ def address_of(room: str, name: str) -> str:
         return name
     if room == "shm":
         return f"shm:{name}" if name.startswith("/") else f"shm:/{name}"
-    if room in ("tcp", "broker"):
+    if room in ("tcp", "broker", "nats"):
         return f"{room}://{name}" if re.search(r":\d+(/|\?|$)", name) else ""
     if room in ("bus", "journal"):
         return absolute(f"{room}:{name}")
