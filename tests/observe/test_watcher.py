@@ -116,6 +116,12 @@ def test_a_queue_that_is_empty_has_a_line_and_no_dots() -> None:
     assert watcher.history.series(["depth/broker:work"])["series"] == {"depth/broker:work": [0.0]}
 
 
+def test_a_reader_of_shared_memory_that_is_not_behind_has_a_lag_of_0() -> None:
+    watcher = Watcher(lambda: [block(room="shm", kind="subscriber", name="/cam")])
+    watcher.look()
+    assert watcher.history.series(["lag/shm:/cam"])["series"] == {"lag/shm:/cam": [0.0]}
+
+
 @pytest.mark.parametrize(
     ("command", "name"),
     [
