@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from penstock._core.gateway import GatewayMessage
-from penstock.gateway.errors import MessageFailed
+from penstock.gateway.errors import give_back
 from penstock.gateway.module import Module, Outlet, options
 from penstock.gateway.modules.file_out import as_json
 
@@ -81,6 +81,9 @@ class HttpPoster(Module):
 
     def receive(self, message: GatewayMessage) -> None:
         """Post one and wait for the answer."""
+        if self.configuration["batch"] > 1:  # it is tried again alone
+            self._post_batches([message])
+            return
         headers = {f"X-Property-{quote(k, safe='')}": _quoted(v) for k, v in message.properties.items()}
         self._post_until_taken(bytes(message), {**headers, **self._own_headers()})
 
@@ -96,10 +99,9 @@ class HttpPoster(Module):
             try:
                 self._post_until_taken(body, self._own_headers())
             except (OSError, http.client.HTTPException) as error:
-                if begin == 0 or self.on_failure is None:
+                if begin == 0:
                     raise
-                left = [(message, 1) for message in messages[begin:]]  # those before were taken
-                self.on_failure(MessageFailed(f"{type(error).__name__}: {error}", given_back=left))
+                give_back(self, error, *messages[begin:])  # those before were taken
                 return
 
     def _own_headers(self) -> dict[str, str]:
