@@ -6,6 +6,9 @@ args: ``url`` (required, http or https; ``USER:PASSWORD@`` in it is sent as basi
 500 and above, 408 and 429, and connections that fail are tried again; after that, and with other answers outside 200
 to 299, it is a failure. ``batch`` (1; more: so many that wait together are one request, without headers of their own),
 ``batch_format`` ("lines": contents, each with a line's end; "json": a list of objects as FileOut writes).
+
+Example: {"name": "uplink", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:HttpPoster"}, "args":
+{"url": "https://example.org/in", "token": "${file:uplink.token}", "batch": 100, "batch_format": "json"}}
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ times are nanoseconds), ``token`` (null), ``measurement`` ("gateway"; ``{NAME}``
 names of properties), ``fields`` (null: all numbers, truth values and texts of the content, a JSON object; or a list of
 names), and of HttpPoster ``timeout_s``, ``headers``, ``tries``, ``backoff_s``. What waits together is sent together.
 Content that is no JSON object with such a field is a failure of that message alone.
+
+Example: {"name": "influx", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:InfluxOut"}, "args":
+{"url": "http://10.0.0.5:8086/api/v2/write?org=plant&bucket=raw", "token": "${file:influx.token}", "measurement":
+"{quantity}", "tags": ["deviceId"]}}
 """
 
 from __future__ import annotations

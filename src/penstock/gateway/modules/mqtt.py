@@ -8,16 +8,17 @@ MqttIn: ``topics`` (["#"]), ``clean`` (false: the server keeps the session). Pro
 With QoS 1 and a kept session it is a durable source: the server is told when a message was handled.
 MqttOut: ``topic`` ("penstock"; ``{NAME}`` stands for a property), ``retain`` (false), ``timeout_s`` (10.0). With QoS 1
 a message is handled when the server has confirmed it; one that it has not is a failure, for the link to try again.
+
+Example: {"name": "sensors", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules.mqtt:MqttIn"}, "args":
+{"host": "10.0.0.2", "topics": ["plant/+/temperature"], "username": "gateway", "password": "${file:mqtt.password}"}}
 """
 
 from __future__ import annotations
 
 import contextlib
 import queue
-import re
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from penstock._core.gateway import GatewayMessage
 from penstock.gateway.durable import Forwarder
 from penstock.gateway.errors import StepFailed, give_back
 from penstock.gateway.module import Module, Outlet
-from penstock.gateway.mqtt_args import checked, client_of
+from penstock.gateway.mqtt_args import checked, client_of, publish_all
 
 MAX_WAITING = 65536
 
@@ -186,34 +187,11 @@ class MqttOut(_Mqtt):
         self._known.wait(c["timeout_s"])  # those that come first find the connection being made
         if not self._client.is_connected():
             raise ConnectionError(f"not connected to {c['host']}:{c['port']}")
-        sent: list[tuple[GatewayMessage, Any]] = []
-        failures: list[tuple[Exception, GatewayMessage]] = []
-        for message in messages:
-            topic = re.sub(r"{(.*?)}", lambda m, p=message.properties: p.get(m[1], "-"), c["topic"])  # type: ignore[misc]
-            try:
-                sent.append((message, self._client.publish(topic, bytes(message), c["qos"], c["retain"])))
-            except ValueError as error:  # no topic to publish to, or too large
-                failures.append((error, message))
-        end = time.monotonic() + c["timeout_s"]
-        for message, info in sent:
-            try:
-                self._confirmed(info, end)
-            except (ValueError, RuntimeError, TimeoutError) as error:
-                failures.append((error, message))
+        failures = publish_all(self._client, c, messages)
         if len(failures) == len(messages):
             raise failures[0][0]
         for failure, message in failures:
             give_back(self, failure, message)
-
-    def _confirmed(self, info: Any, end: float) -> None:
-        """Wait for the server's word, or see that the message was sent where it gives none."""
-        c = self.configuration
-        if c["qos"] == 0:
-            info.is_published()  # raises where there is no connection any more
-            return
-        info.wait_for_publish(max(0.001, end - time.monotonic()))
-        if not info.is_published():
-            raise TimeoutError(f"{c['host']}:{c['port']} has not confirmed a message in {c['timeout_s']} s")
 
     def receive(self, message: GatewayMessage) -> None:
         """Publish one."""

@@ -6,6 +6,10 @@ args: ``driver`` ("sqlite3"; such as "psycopg"), ``connect`` (the driver's argum
 run first, such as CREATE TABLE IF NOT EXISTS). Messages that wait together are one transaction. What has no such
 property or field is null; content that is no JSON, where a field is asked for, and a row that the database refuses are
 failures of that message alone.
+
+Example: {"name": "rows", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:SqlOut"}, "args":
+{"connect": {"database": "plant.db"}, "table": "readings", "columns": {"at": "time", "site": "property:site", "value":
+"json:value"}}}
 """
 
 from __future__ import annotations
