@@ -104,3 +104,15 @@ def test_a_token_without_the_right_to_a_topic_is_a_reason(tmp_path: Path) -> Non
         assert done.returncode == 4 and "neither yours to publish to nor to read: u" in done.stdout
         facts = json.loads(run("info", f"{place}/t?token=secret", "--json").stdout)["facts"]
         assert facts["kept"] == "nothing" and "right statistics" in facts["queues"]
+
+
+def test_of_several_brokers_one_that_answers_is_enough(server: Server) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        dead = nobody.getsockname()[1]
+        place = f"broker://127.0.0.1:{dead},127.0.0.1:{server.port}/t"
+        done = run("why", place)
+        assert done.returncode == 0 and f"nobody listens at 127.0.0.1:{dead}" in done.stdout, done.stdout
+        assert json.loads(run("info", place, "--json").stdout)["facts"]["kept"] == "nothing"
+        done = run("why", f"broker://127.0.0.1:{dead},127.0.0.1:{dead}/t")
+        assert done.returncode == 4 and "nobody listens" in done.stdout, done.stdout
