@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import InvalidArgument
 from penstock.gateway import Event, Filter, Gateway, LinkOptions, Module, QueueOptions, Restart
 from penstock.gateway.configuration import ConfigurationError, module_entry, parse
-from tests.gateway.conftest import Collector, eventually
+from tests.gateway.conftest import Collector, Failing, eventually
 
 MODULE = {"name": "a", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Printer"}}
 LINK = {"source": "a", "sink": "a"}
@@ -167,3 +167,15 @@ def test_an_output_that_no_link_can_name_is_refused(output: Any, loader: str) ->
         eventually(lambda: gateway.module("sink").got == [b"'good'"])
         eventually(lambda: failures)
     assert "output" in failures[0]
+
+
+def test_a_module_that_was_made_anew_keeps_its_place_in_the_list() -> None:
+    with Gateway() as gateway:
+        for name in ("a", "b", "c"):
+            gateway.add_module(name, Failing, restart="on_failure")
+        gateway.add_link("b", "a")
+        gateway.start()
+        before = gateway.module("a")
+        gateway.module("b").publish(b"bad")
+        eventually(lambda: gateway.module("a") is not before)
+        assert [info.name for info in gateway.modules()] == ["a", "b", "c"]

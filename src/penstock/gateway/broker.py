@@ -379,8 +379,8 @@ class ModuleBroker(Router):
         with self._lock:
             worker = self._worker(old, BrokerError)
             worker.adopt(new)
-            del self._workers[id(old)]
-            self._workers[id(new)] = worker
+            # In its place: the modules are told in order of adding.
+            self._workers = {id(new) if one is worker else key: one for key, one in self._workers.items()}
             if self._ports.pop(id(old), None) is not None:
                 self._ports[id(new)] = worker.port
 
