@@ -516,7 +516,10 @@ class Subscriber(Handle, Generic[T]):
                 continue
             try:
                 message = read(None)
-            except (ClosedError, RefusedError) as error:  # its publisher has another type
+            except (ClosedError, RefusedError) as error:
+                if not self.closed and getattr(self, "refusal", None) is not None:
+                    time.sleep(LOOK_S)  # its publisher has another type, and one of the right type may come
+                    continue
                 if not self.closed:
                     logger.warning("%r: its function will not be called any more: %s", self, error)
                 return

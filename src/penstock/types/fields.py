@@ -22,7 +22,7 @@ from penstock.types.schema import Schema
 from penstock.types.shape import Shape, dtype_of, shape_of
 
 __all__ = [
-    "Reader", "Rows", "Step", "Values", "at", "check_path", "fitted", "iso_text", "json_text",
+    "Reader", "Rows", "Step", "Values", "at", "check_items", "check_path", "fitted", "iso_text", "json_text",
     "parse_path", "reader_of",
 ]  # fmt: skip
 
@@ -128,14 +128,19 @@ def _text(schema: Schema) -> Reader:
     return lambda message: str(message, "utf-8")
 
 
+def check_items(message: Any, item_bytes: int) -> None:
+    """``ValueError`` where a message is no array of items of that size."""
+    if len(memoryview(message)) % item_bytes:
+        raise ValueError(f"its bytes are no whole number of items of {item_bytes} bytes")
+
+
 def _numpy(schema: Schema) -> Reader:
     import numpy
 
     dtype = dtype_of(schema.definition["dtype"])
 
     def read(message: Any) -> Rows:
-        if len(message) % dtype.itemsize:
-            raise ValueError(f"its bytes are no whole number of items of {dtype.itemsize} bytes")
+        check_items(message, dtype.itemsize)
         items = numpy.frombuffer(bytes(message), dtype)
         if dtype.names is None:
             return Rows(_leaf(items))
@@ -340,7 +345,10 @@ def iso_text(count: int, shape: Shape) -> str:
 
 def _number(value: int | float, shape: Shape) -> int | float:
     if shape.kind.startswith("float"):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"an integer of {value.bit_length()} bits is beyond {shape.kind}") from None
     if isinstance(value, float) and not value.is_integer():
         raise _other(value, shape)
     bits = int(shape.kind.lstrip("uint"))
