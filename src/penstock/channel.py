@@ -437,6 +437,11 @@ class Subscriber(Handle, Generic[T]):
         """``schema`` of one of its topics, as ``message.channel`` names it; a reach of one topic has one schema."""
         return self.schema
 
+    def schemas_of(self, topic: str | None) -> list[str]:
+        """Every version of ``schema_of``, as far as the reach keeps them, the newest last."""
+        newest = self.schema_of(topic)
+        return [newest] if newest else []
+
     def receive(self, timeout: float | None = None) -> Message[T]:
         """``read`` that raises ``TimeoutError`` instead of giving None."""
         message = self.read(timeout)

@@ -214,6 +214,10 @@ class QueueSubscriber(_Subscriber, channel.Subscriber):  # type: ignore[misc]  #
         """The schema of its first id, or None."""
         return self.bus.schema(self.ids[0]) if self.bus is not None and self.ids else None
 
+    def schemas_of(self, topic: str | None) -> list[str]:
+        """Every version of it, the newest last."""
+        return self.bus.schemas(self.ids[0]) if self.bus is not None and self.ids else []
+
     def process_all(self) -> int:
         """Handle every message that is there now: with ``on_message``'s function, else with the handler."""
         if self._callback is not None:

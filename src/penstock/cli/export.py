@@ -28,7 +28,7 @@ from penstock.recording.tables import Columns, Described
 from penstock.types import Schema
 from penstock.types.fields import at as value_at
 from penstock.types.fields import iso_text, json_text
-from penstock.types.shape import Shape, arrow_type, json_schema, shape_of
+from penstock.types.shape import ANY, Shape, arrow_type, json_schema, shape_of
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -295,7 +295,20 @@ def _cell(value: Any, shape: Shape, plain: Callable[[str], str]) -> str:
         return plain(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no such number, and CSV does: inf, nan
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else json_text(value)
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else json_text(_as_json(value, shape))
+
+
+def _as_json(value: Any, shape: Shape) -> Any:
+    """What stands in a column as JSON has it: maps are objects, times are texts."""
+    if value is None:
+        return None
+    if shape.kind == "struct":
+        return {name: _as_json(value[name], part) for name, part in shape.fields}
+    if shape.kind == "map":
+        return {key: _as_json(one, shape.item or ANY) for key, one in value}
+    if shape.kind == "list":
+        return [_as_json(one, shape.item or ANY) for one in value]
+    return iso_text(value, shape) if shape.kind.startswith("timestamp") else value
 
 
 PARQUET_COLUMNS = ("position", "topic", "ordinal", "timestamp", "payload", "properties")

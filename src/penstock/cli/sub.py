@@ -23,7 +23,8 @@ from penstock.errors import InvalidArgument, RefusedError
 from penstock.filter import compile_filter
 from penstock.observe import decode
 from penstock.printable import printable
-from penstock.types.fields import Step, Values, at, check_path, json_text, parse_path
+from penstock.types import Schema
+from penstock.types.fields import Step, Values, at, check_paths, json_text, parse_path, split_paths
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -91,11 +92,12 @@ def sub(
     """
     exits.need_output()
     passes = compile_filter(expression) if expression else None
-    paths = [name.strip() for given_fields in fields or [] for name in given_fields.split(",")]
+    paths = [path for given_fields in fields or [] for path in split_paths(given_fields)]
     write = _writer(form, template, as_json, paths)
     addresses = expanded(given)
     with contextlib.ExitStack() as stack:
         sources = []
+        known: list[list[Schema]] = []
         for address in addresses:
             more = start_options(address, since, first, last)
             more |= answer_within(address, option, timeout)
@@ -110,15 +112,15 @@ def sub(
                 silence.refuse_unreachable(address, subscriber, timeout)
             head = "" if len(addresses) == 1 or as_json or template or form is decode.Format.RAW else f"{address}: "
             values = Values(subscriber)
-            if paths and (known := values.schema(parse(where).topic or None)) is not None:
-                for path in paths:
-                    check_path(known, path)
+            known.append(values.schemas(parse(where).topic or None))
             losses = _Losses(subscriber, as_json)
             made = Source(without_secrets(address), subscriber, values, losses, head.encode(), began_ns)
             made.takes = parse(where).scheme == "broker"
             if "start" in parse(where).options:
                 made.past = "network" if parse(where).scheme == "tcp" else "disk"
             sources.append(made)
+        if all(known):  # of several addresses, one that has a field is enough
+            check_paths([one for schemas in known for one in schemas], [*paths, *(passes.paths if passes else ())])
         reader = Reader(sources, write, passes, expression or "")
         try:
             complete = reader.run(count, timeout, exit_at_end)
@@ -308,7 +310,7 @@ class Reader:
     expression: str
     printed: int = 0
     silence_told: bool = False
-    example: bytes = b""
+    example: str = ""
     began: float = field(default_factory=time.monotonic)
     to_the_end: bool = False  # what comes after the start of this command is not printed
 
@@ -374,7 +376,7 @@ class Reader:
         if self.printed > before:
             out.flush()
         elif len(batch):
-            self.example = self.example or bytes(memoryview(batch[0])[:80])
+            self.example = self.example or decode.example(batch[0], source.values)
         source.seen += len(batch)
         source.losses.look()
         return len(batch)
@@ -384,8 +386,7 @@ class Reader:
         seen = sum(source.seen for source in self.sources)
         if self.printed or not seen:
             return ""
-        shown = decode.body_text(self.example)
-        return f"{seen} came, and none passes the filter {self.expression!r}; one of them: {shown!r}"
+        return f"{seen} came, and none passes the filter {self.expression!r}; one of them: {self.example}"
 
     def _tell_silence(self) -> None:
         """Print one line if nothing was printed for a second."""

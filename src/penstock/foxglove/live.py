@@ -25,6 +25,7 @@ from penstock.recording.story import read_story, topic_of
 from penstock.tcp.explain import explain, unreached
 from penstock.types import Schema
 from penstock.types.schema import MAX_VERSIONS
+from penstock.types.versions import SEEN
 
 __all__ = ["Live"]
 
@@ -37,7 +38,6 @@ BATCH = 256
 LOOK_AGAIN_S = 5.0
 WAIT_S = 0.2
 AGAIN_S = 2.0  # how long a reader waits for viewers of a topic that was announced again
-SEEN = (0, 0)  # the place of every version that was seen live: which message is of which is not known
 logger = logging.getLogger("penstock.foxglove")
 
 
@@ -92,8 +92,8 @@ class Live:
         if self._named:
             return {address: _keys(matching(blocks, address.partition("?")[0])) for address in self._named}
         names = {block.address.partition("?")[0] for block in blocks if block.address.startswith(SHARED)}
-        names = [name for name in sorted(names, key=_order) if not self._is_recorded(name)]
-        return {name: _keys(block for block in blocks if block.address.partition("?")[0] == name) for name in names}
+        shown = [name for name in sorted(names, key=_order) if not self._is_recorded(name)]
+        return {name: _keys(block for block in blocks if block.address.partition("?")[0] == name) for name in shown}
 
     def _is_recorded(self, address: str) -> bool:
         """Whether a recorder writes there: what it records is shown already."""
@@ -118,9 +118,7 @@ class Live:
             schema = reader.schema
             if schema is None or schema == _newest(shown.line):
                 return
-        elif shown is not None and self._publishers.get(address) == publishers and self._looks[address] >= LOOKS:
-            return
-        elif time.monotonic() < self._look_again.get(address, 0.0):
+        elif self._looked(address, publishers, shown) or time.monotonic() < self._look_again.get(address, 0.0):
             return
         else:
             same = self._publishers.get(address) == publishers
@@ -141,6 +139,11 @@ class Live:
         line = self._lines[address] = _with(self._lines.get(address, ()), schema)
         if self.board.show(address, topic_of(address), line, sample) is None:
             self._tell(address, "there are too many topics; it is not shown")
+
+    def _looked(self, address: str, publishers: frozenset[object], shown: Shown | None) -> bool:
+        """Whether its publishers are those of the last look, and there were enough looks at them."""
+        same = shown is not None and self._publishers.get(address) == publishers
+        return same and self._looks[address] >= LOOKS
 
     def _look(self, address: str) -> tuple[str | None, Any]:
         """What its messages are made of, and of images one that is there: pictures or clouds."""

@@ -40,6 +40,7 @@ from penstock.gateway.flow import MAX_FLOWS, Flow, Uncounted
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
 from penstock.gateway.losses import note_loss, note_parting
 from penstock.gateway.marks import Mark
+from penstock.gateway.module import published_values
 from penstock.gateway.worker import DROPPED, ERROR, Deadline, Joint, Life, OnFailure, Order, Output, Worker
 
 MAX_MODULES = 65535
@@ -414,7 +415,8 @@ class ModuleBroker(Router):
         if source is None or sink is None:
             raise InvalidArgument("a link has a source and a sink, not None")
         filters = (link_filter,) if isinstance(link_filter, Filter) else link_filter or ()
-        compiled = [one.compile() for one in filters if not one.empty]
+        read = None if output == ERROR else published_values(source)  # an error link has what others failed at
+        compiled = [one.compile(read=read) for one in filters if not one.empty]
         accepts = any_of(compiled) if compiled and len(compiled) == len(filters) else None
         with self._lock:
             self._check()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from penstock import clock as clocks
 from penstock._core.gateway import GatewayMessage
 from penstock.types import Codec, Schema, codec_of
+from penstock.types.fields import Reader, reader_of
 from penstock.types.handles import Decoding
 
 if TYPE_CHECKING:
@@ -193,6 +194,13 @@ def typed(module: Any, which: str) -> Schema | None:
     """The schema of a module's ``input_type`` or ``output_type``; None if it has none."""
     kind = getattr(module, which, None)
     return None if kind is None else codec_of(kind).described()
+
+
+def published_values(module: Any) -> Reader | None:
+    """How the fields of what it publishes are read: as its ``output_type`` or its channel says; None: as JSON."""
+    schema = typed(module, "output_type")
+    found: Reader | None = getattr(module, "channel_value", None) if schema is None else reader_of(schema)
+    return found
 
 
 def refuse_generators(module: Any) -> None:

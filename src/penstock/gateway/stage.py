@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import json
 import logging
 import threading
 from collections import deque
@@ -42,10 +43,12 @@ from penstock.gateway.filters import Predicate, any_of
 from penstock.gateway.keeper import UNLESS_CHOSEN
 from penstock.gateway.links import Delivery, Link, LinkOptions, LinkTable, drain_order
 from penstock.gateway.loaders import Recipe, recipe
+from penstock.gateway.module import published_values
 from penstock.gateway.supervision import Restart, Supervisor
 from penstock.gateway.virtual_loop import StageLoop
 from penstock.gateway.worker import ERROR, backoff_s
 from penstock.throttle import Throttle
+from penstock.types.fields import Reader
 
 MAX_AT_ONCE = 1_000_000  # messages and timers at one moment; more than that is a loop
 # What a step of a module may raise without ending the replay. Ctrl-C is no failure of a module.
@@ -107,6 +110,11 @@ class Node:
     task: asyncio.Task[None] | None = None  # of an async step that has not ended yet
     dead: bool = False
     tried: int = 0  # messages that wait for being tried again
+    read: Reader | None = None  # of what is outside: how the value of its last message is read
+
+    def value_of(self, message: Any) -> Any:
+        """The value of the message that was put in last; ``ValueError`` where it cannot be read."""
+        return json.loads(bytes(message)) if self.read is None else self.read(message)
 
     @property
     def waits(self) -> bool:
@@ -197,9 +205,11 @@ class Stage:
                 self._begin(node, "start", lambda: None)
         self._run()
 
-    def put(self, source: str, message: Any, ordinal: int) -> None:
-        """Let the recording speak for ``source``: first what is due before, then this message, with all its effects."""
+    def put(self, source: str, message: Any, ordinal: int, read: Reader | None = None) -> None:
+        """Let the recording speak for ``source``: first what is due before, then this message, with all its effects.
+        ``read`` gives its value, where its type is known."""
         self.advance(message.timestamp_ns)
+        self.nodes[source].read = read
         port = self.nodes[source].ports[""]
         port.published = max(port.published, ordinal - 1)
         self._send(port, carriage.arrived(message))
@@ -375,7 +385,9 @@ class Stage:
         self._sources[port.id] = node, name
         found = []
         for sink, filters in self._table.sinks(name).items():
-            compiled = [one.compile(self._clock.now) for one in filters if not one.empty]
+            read = node.value_of if node.recipe is None else published_values(node.recipe.build)
+            read = None if output == ERROR else read
+            compiled = [one.compile(self._clock.now, read) for one in filters if not one.empty]
             accepts = any_of(compiled) if compiled and len(compiled) == len(filters) else None
             options = self._table.options(name, sink).chosen(node.durable)
             found.append((self.nodes[sink], accepts, options))

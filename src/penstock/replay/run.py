@@ -68,7 +68,7 @@ def replay(
                 if paced:
                     time.sleep(max(0.0, began + (one.message.timestamp_ns - first_ns) / 1e9 - time.monotonic()))
                 count += 1
-                actor.put(one.source, one.message, one.ordinal)
+                actor.put(one.source, one.message, one.ordinal, one.read)
                 _check(clock)
                 if enough():
                     break

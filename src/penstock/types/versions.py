@@ -18,9 +18,10 @@ from penstock.types.fields import Reader, Rows, check_items, fitted, reader_of
 from penstock.types.schema import Schema
 from penstock.types.shape import Shape, dtype_of, holds_rows, shape_of, union
 
-__all__ = ["Versions", "dated", "distinct", "joined", "parse_versions", "undated"]
+__all__ = ["SEEN", "Versions", "dated", "distinct", "joined", "parse_versions", "undated"]
 
 Place = tuple[int, int]  # (part of a recording, position in it); a journal alone is part 0
+SEEN: Place = (0, 0)  # the place of every version that was seen live: which message is of which is not known
 _SINCE = re.compile(r',"since":(\d{1,19})\}$')
 
 
