@@ -113,10 +113,12 @@ def _parse_network(scheme: str, rest: str, options: dict[str, str], text: str) -
     if scheme == "tcp" and topic and not place:  # tcp:///path/to/socket
         return Address(scheme, name="/" + unquote(topic), options=options, text=text)
     host, colon, port = place.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
+    if host.startswith("[") and host.endswith("]") and "," not in host:
         host = host[1:-1]
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise InvalidArgument(f"address {text!r} is not of the form {form} with a port of 0 to 65535")
+    if scheme == "tcp" and "," in host:
+        raise InvalidArgument(f"address {text!r} names several hosts: a tcp publisher is one, tcp://HOST:PORT")
     if scheme == "tcp" and topic:  # it would be another stream's name nowhere
         raise InvalidArgument(f"address {text!r} has a path: one port is one stream, tcp://HOST:PORT")
     return Address(scheme, host=host, port=int(port), topic=unquote(topic), options=options, text=text)
@@ -243,7 +245,7 @@ def check(text: str, kind: str) -> None:
     if wants_disk(kind, address, {}):
         for name in DISK_OPTIONS[kind]:
             options.pop(name, None)
-    check_options(convert(options, function, address.text), function, f"{kind} of {address.text!r}")
+    _check_handle_options(convert(options, function, address.text), kind, address)
 
 
 def _open_any(kind: str, text: str, options: dict[str, Any]) -> Any:
@@ -278,7 +280,7 @@ def _open_with(function: Callable[..., Any], kind: str, address: Address, option
     own = {"start", "durable"} if address.scheme in KEEPING else DISK_OPTIONS[kind]
     options = {name: value for name, value in options.items() if value is not None or name not in own}
     given = {**convert(address.options, function, address.text), **options}
-    check_options(given, function, f"{kind} of {address.text!r}")
+    _check_handle_options(given, kind, address)
     return function(address, **given)
 
 
@@ -299,64 +301,15 @@ def _open_durable(function: Callable[..., Any], kind: str, address: Address, opt
         **convert(live, function, address.text),
         **{name: value for name, value in options.items() if name not in own},
     }
-    check_options(rest, function, f"{kind} of {address.text!r}")
+    _check_handle_options(rest, kind, address)
     texts = {name: text for name, text in address.options.items() if name in own}
     given = {name: value for name, value in options.items() if name in own}
     return opened(address, rest, **{**convert(texts, opened, address.text), **given})
 
 
-class PublisherOpener(Protocol[Options, APublisher_co]):
-    """A room's ``publisher``: its options are the room's; with a type it gives a ``TypedPublisher``."""
-
-    @overload
-    def __call__(
-        self, name: str, /, *, type: type[ArrayLike], evolve: str = ..., **options: Any
-    ) -> TypedPublisher[ndarray]: ...
-    @overload
-    def __call__(self, name: str, /, *, type: type[T], evolve: str = ..., **options: Any) -> TypedPublisher[T]: ...
-    @overload
-    def __call__(self, name: str, /, *, type: Codec[T], evolve: str = ..., **options: Any) -> TypedPublisher[T]: ...
-    @overload
-    def __call__(
-        self, name: str, /, *, type: dtype[Any], evolve: str = ..., **options: Any
-    ) -> TypedPublisher[ndarray]: ...
-    @overload
-    def __call__(self, name: str, /, *_: Options.args, **options: Options.kwargs) -> APublisher_co: ...
-
-
-class SubscriberOpener(Protocol[Options, ASubscriber_co]):
-    """A room's ``subscriber``: its options are the room's; with a type it gives a ``TypedSubscriber``."""
-
-    @overload
-    def __call__(
-        self, name: str, /, *, type: type[Image], evolve: str = ..., **options: Any
-    ) -> TypedSubscriber[Image]: ...
-    @overload
-    def __call__(
-        self, name: str, /, *, type: type[ArrayLike], evolve: str = ..., **options: Any
-    ) -> TypedSubscriber[ndarray]: ...
-    @overload
-    def __call__(self, name: str, /, *, type: type[T], evolve: str = ..., **options: Any) -> TypedSubscriber[T]: ...
-    @overload
-    def __call__(self, name: str, /, *, type: Codec[T], evolve: str = ..., **options: Any) -> TypedSubscriber[T]: ...
-    @overload
-    def __call__(
-        self, name: str, /, *, type: dtype[Any], evolve: str = ..., **options: Any
-    ) -> TypedSubscriber[ndarray]: ...
-    @overload
-    def __call__(self, name: str, /, *_: Options.args, **options: Options.kwargs) -> ASubscriber_co: ...
-
-
-@overload
-def opener(
-    scheme: str, function: Callable[Concatenate[Address, Options], APublisher_co]
-) -> PublisherOpener[Options, APublisher_co]: ...
-@overload
-def opener(
-    scheme: str, function: Callable[Concatenate[Address, Options], ASubscriber_co]
-) -> SubscriberOpener[Options, ASubscriber_co]: ...
 def opener(scheme: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a room's ``publisher`` or ``subscriber``: it takes an address without its scheme; typed as ``function``."""
+    """Make a room's ``publisher`` or ``subscriber``: it takes an address without its scheme. Its types are in
+    the room's ``opening.pyi``."""
     kind = function.__name__.removeprefix("open_")
     begin = f"{scheme}://" if scheme in ("tcp", "broker") else f"{scheme}:"
 
@@ -417,6 +370,25 @@ def check_options(options: Mapping[str, Any], function: Callable[..., Any], of: 
     for name in options:
         if name not in valid:
             raise InvalidArgument(f"{of} has no option {name!r}; {nearest(name, valid)}")
+
+
+def _check_handle_options(options: Mapping[str, Any], kind: str, address: Address) -> None:
+    """``InvalidArgument`` for the first option that a ``kind`` of the reach does not take, with the nearest valid ones,
+    or the side that does take it."""
+    valid = _valid_options(kind, address.scheme)
+    for name in options:
+        if name in valid:
+            continue
+        other = "subscriber" if kind == "publisher" else "publisher"
+        told = f"a {other} has" if name in _valid_options(other, address.scheme) else nearest(name, valid)
+        raise InvalidArgument(f"{kind} of {address.text!r} has no option {name!r}; {told}")
+
+
+def _valid_options(kind: str, scheme: str) -> set[str]:
+    """With those of ``penstock.durable``, where a reach has it."""
+    own = set(option_names(getattr(room(scheme), f"open_{kind}")))
+    on_disk = scheme not in KEEPING and (kind, scheme) != ("subscriber", "tcp")  # which has `start` itself
+    return own | DISK_OPTIONS[kind] if on_disk else own
 
 
 def convert(texts: Mapping[str, str], function: Callable[..., Any], of: str) -> dict[str, Any]:

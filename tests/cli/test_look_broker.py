@@ -75,3 +75,32 @@ def test_another_reader_that_is_behind_is_no_reason(server: Server) -> None:
         found = list(explain(addresses.parse(text)))
     assert not [finding.text for finding in found if finding.grave]
     assert any("1 read the topic 't'" in finding.text for finding in found)
+
+
+def test_info_of_a_queue_shows_that_queue(server: Server) -> None:
+    with Client(port=server.port) as client:
+        client.queue("looked-at", topics="work.>")
+        client.publish_many("work.a", [b"1", b"2", b"3"])
+        with client.subscribe("looked-at", ack="read") as consumer:
+            assert consumer.read(30) is not None
+    for address in ("broker:looked-at", f"broker://127.0.0.1:{server.port}/?queue=looked-at"):
+        handles = json.loads(run("info", address, "--json").stdout)["handles"]
+        assert [(handle["kind"], handle["name"]) for handle in handles] == [("queue", "looked-at")], handles
+    handles = json.loads(run("info", f"broker://127.0.0.1:{server.port}", "--json").stdout)["handles"]
+    assert handles[0]["kind"] == "broker" and handles[0]["last_ns"], "when it got its last message"
+    facts = json.loads(run("info", f"broker://127.0.0.1:{server.port}/?queue=lookedat", "--json").stdout)["facts"]
+    assert facts["queue lookedat"] == "is not there; did you mean looked-at?"
+
+
+def test_a_token_without_the_right_to_a_topic_is_a_reason(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text('[[token]]\nname = "n"\ntoken = "secret"\npublish = ["t"]\nsubscribe = ["t"]\n')
+    tokens.chmod(0o600)
+    with Server(tmp_path / "d", 0, tokens=tokens).start() as server, Server(tmp_path / "e", 0).start():
+        place = f"broker://127.0.0.1:{server.port}"
+        done = run("why", f"{place}/t?token=secret")
+        assert done.returncode == 0 and "was that meant" not in done.stdout, "the other broker is no reason"
+        done = run("why", f"{place}/u?token=secret")
+        assert done.returncode == 4 and "neither yours to publish to nor to read: u" in done.stdout
+        facts = json.loads(run("info", f"{place}/t?token=secret", "--json").stdout)["facts"]
+        assert facts["kept"] == "nothing" and "right statistics" in facts["queues"]

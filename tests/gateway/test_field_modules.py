@@ -407,3 +407,17 @@ def test_a_window_is_closed_by_time(gateway: Gateway) -> None:
     eventually(lambda: b"\n".join(sink.got) == b"a\nb")
     say(gateway, b"123456789", b"2")
     eventually(lambda: b"\n".join(sink.got) == b"a\nb\n123456789\n2")
+
+
+@pytest.mark.parametrize("kind", [modules.HttpPoster, modules.InfluxOut])
+def test_who_does_not_answer_is_named_without_its_secrets(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, kind: type
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    at(gateway, kind, {"url": f"http://u:secret@127.0.0.1:{port}/in?key=secret", "tries": 1})
+    gateway.start()
+    gateway.module("source").publish(b'{"a": 1}')
+    eventually(lambda: "failed in receive" in caplog.text)
+    assert f"http://127.0.0.1:{port}/in did not answer: [Errno 111] Connection refused" in caplog.text
+    assert "secret" not in caplog.text

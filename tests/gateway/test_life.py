@@ -617,7 +617,7 @@ def test_a_step_with_a_yield_is_refused(kind: type[Module], loader: str) -> None
         with pytest.raises(PenstockError, match="receive is a generator"):
             gateway.add_module("one", f"{__name__}:{kind.__name__}", loader=loader)
         if loader == "python":
-            with pytest.raises(ModuleError, match="receive is a generator"):
+            with pytest.raises(PenstockError, match="receive is a generator"):
                 gateway.add_module("one", kind)
         assert gateway.modules() == []
 

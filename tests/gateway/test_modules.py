@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock._core import counters_read
+from penstock.errors import InvalidArgument
 from penstock.gateway import Gateway, GatewayMessage, modules
 from tests.gateway.conftest import Collector, eventually
 
@@ -138,7 +139,8 @@ def test_http_poster(gateway: Gateway) -> None:
         say(gateway, b"two")
         say(gateway, b"refused")
         say(gateway, b"three")
-        eventually(lambda: gateway.broker.info(gateway.module("it")).handled == 4)
+        eventually(lambda: gateway.broker.info(gateway.module("it")).handled == 3)
+        assert gateway.broker.info(gateway.module("it")).lost == 1
     finally:
         server.shutdown()
         thread.join()
@@ -287,6 +289,8 @@ def test_aggregator_over_time_closes_what_is_over(gateway: Gateway) -> None:
 
 def test_switch(gateway: Gateway) -> None:
     filters = {"hot": {"properties": {"kind": "warm"}}, "large": {"min_bytes": 5}}
+    with pytest.raises(InvalidArgument, match="has no dot"):
+        gateway.add_module("it", modules.Switch, {"outputs": {"a.b": {}}})
     gateway.add_module("it", modules.Switch, {"outputs": filters})
     gateway.add_link("source", "it")
     for name in ("hot", "large", "rest"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -118,3 +120,32 @@ def test_a_library_that_does_not_fit_is_refused(compiled: Compile) -> None:
         with pytest.raises(ModuleError, match=r"create of .* gave null"):
             gateway.add_module("refusing", compiled(), "refuse", loader="native")
         assert gateway.module_list() == []
+
+
+@pytest.mark.parametrize("path", ["mine.so", "./mine.so", "lib/mine.so"])
+@pytest.mark.parametrize("where", ["beside the file", "beside an included file", "in the working directory"])
+def test_a_library_is_found_beside_the_file_and_from_the_working_directory(
+    compiled: Compile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, where: str
+) -> None:
+    there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
+    for directory in (there / "lib", elsewhere / "lib"):
+        directory.mkdir(parents=True)
+    at_file, at_work = (elsewhere, there) if where == "in the working directory" else (there, elsewhere)
+    shutil.copy(compiled(), there / path)
+    monkeypatch.chdir(at_work)
+    part = json.dumps({"modules": [{"name": "native", "loader": {"entrypoint": path}}], "links": []})
+    file = at_file / "gateway.json"
+    file.write_text(part)
+    if where == "beside an included file":
+        main = elsewhere / "main.json"
+        main.write_text(json.dumps({"include": [str(file)], "modules": [], "links": []}))
+        file = main
+    with Gateway.from_file(file) as gateway:
+        assert [line.name for line in gateway.module_list()] == ["native"]
+
+
+def test_where_a_library_was_looked_for_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.json"
+    file.write_text(json.dumps({"modules": [{"name": "native", "loader": {"entrypoint": "mine.so"}}], "links": []}))
+    with pytest.raises(ConfigurationError, match=rf"cannot be loaded: .*mine\.so.*{tmp_path}"):
+        Gateway.from_file(file)

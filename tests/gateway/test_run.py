@@ -23,6 +23,7 @@ import penstock
 from penstock.cli.run import _Lines
 from penstock.cli.service import Watch
 from penstock.gateway import Event, read
+from penstock.gateway.admin import ask
 from tests.gateway.conftest import eventually
 
 EDGE = Path(__file__).parents[2] / "examples" / "edge" / "gateway.json"
@@ -116,6 +117,14 @@ def test_the_closing_table_is_whole_when_it_is_piped(tmp_path: Path) -> None:
         "module", "received", "published", "failed", "filtered", "overflow", "expired", "stored", "backlog", "lost"
     ]  # fmt: skip
     assert row.startswith(name.strip())
+
+
+def test_who_logs_a_line_is_told(tmp_path: Path) -> None:
+    code = "import logging\nfrom penstock.gateway import Module\nclass Mine(Module):\n    def start(self):\n"
+    (tmp_path / "mine.py").write_text(code + "        logging.getLogger('plant').warning('low oil')\n        1 / 0\n")
+    file = write(tmp_path / "g.json", [{"name": "mine", "loader": {"name": "python", "entrypoint": "mine:Mine"}}], [])
+    told = command(file).stderr
+    assert "penstock: plant: low oil\n" in told and "penstock: module 'mine' failed in start" in told
 
 
 def test_a_failure_is_one_line_with_its_reason(tmp_path: Path) -> None:
@@ -325,6 +334,7 @@ def test_a_unit_file_is_printed(tmp_path: Path) -> None:
     text = command(file, "--systemd", "--health", "8080", "--admin", str(admin), "--watch").stdout
     assert "Type=notify" in text
     assert f"run {file} --health 8080 --admin {admin} --watch --drain-timeout" in text
+    assert f"EnvironmentFile=-{tmp_path / 'plant.env'}\n" in text, "for what the file takes from the environment"
 
 
 def test_a_unit_file_leaves_time_for_draining_and_takes_any_path(tmp_path: Path) -> None:
@@ -486,3 +496,98 @@ def test_it_answers_that_it_is_not_ready_while_its_modules_start(tmp_path: Path)
         finally:
             process.terminate()
             process.wait(60)
+
+
+SLOW = """
+import pathlib, time
+from penstock.gateway import Module, Source
+class Many(Source):
+    def run(self):
+        for number in range(500): self.publish(b"%d" % number)
+        pathlib.Path("published").touch()
+class Slow(Module):
+    def start(self): pathlib.Path("started").touch()
+    def receive(self, message):
+        time.sleep(0.05)
+"""
+
+
+def slow(tmp_path: Path) -> Path:
+    (tmp_path / "slow.py").write_text(SLOW)
+    modules = [{"name": n, "loader": {"name": "python", "entrypoint": f"slow:{n.title()}"}} for n in ("many", "slow")]
+    return write(tmp_path / "g.json", modules, [("many", "slow")])
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_it_drains_ends_it_with_its_table(tmp_path: Path, first: int) -> None:
+    file, err = slow(tmp_path), tmp_path / "err"
+    told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    told.bind(str(tmp_path / "notify"))
+    told.settimeout(60)
+    command_line = [*RUN, str(file), "--json", "--drain-timeout", "10000"]
+    environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}
+    with (
+        told,
+        err.open("w") as errors,
+        subprocess.Popen(command_line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=errors, env=environment) as process,
+    ):
+        try:
+            assert told.recv(100) == b"READY=1"
+            eventually((tmp_path / "published").exists)
+            process.send_signal(first)
+            assert told.recv(100) == b"STOPPING=1"
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130, err.read_text()
+    rows = {row["module"]: row for row in json.loads(output)}
+    assert rows["slow"]["lost"] > 0 and rows["slow"]["received"] + rows["slow"]["lost"] == 500
+    assert "interrupted" in err.read_text() and "dropped and counted" in err.read_text()
+
+
+def test_the_last_words_tell_how_long_it_drained(tmp_path: Path) -> None:
+    done = command(slow(tmp_path), "--seconds", "1", "--drain-timeout", "1", cwd=tmp_path)
+    assert done.returncode == 1
+    told = re.search(r"not everything was handled in (\d+\.\d) s; what was left is dropped and counted", done.stderr)
+    assert told is not None and float(told[1]) >= 0.5, done.stderr
+
+
+@pytest.mark.parametrize("option", ["--health", "--admin"])
+def test_a_door_that_cannot_be_opened_is_told_before_any_module_starts(tmp_path: Path, option: str) -> None:
+    file = slow(tmp_path)
+    (tmp_path / "there").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = str(taken.getsockname()[1]) if option == "--health" else str(tmp_path / "there")
+        done = command(file, option, where, cwd=tmp_path)
+    assert done.returncode in (1, 2)
+    assert option in done.stderr and where in done.stderr and "running" not in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_its_admin_socket_answers_while_its_modules_start(tmp_path: Path) -> None:
+    code = "import pathlib, time\nfrom penstock.gateway import Module\nclass Slow(Module):\n    def start(self):\n"
+    (tmp_path / "slow.py").write_text(code + "        while not pathlib.Path('go').exists(): time.sleep(0.01)\n")
+    file = write(tmp_path / "g.json", [{"name": "slow", "loader": {"name": "python", "entrypoint": "slow:Slow"}}], [])
+    admin, err = tmp_path / "admin.sock", tmp_path / "err"
+
+    def lives() -> dict[str, str]:
+        return {one["module"]: one["life"] for one in next(ask(admin, {"do": "list"}))["modules"]}
+
+    command_line = [*RUN, str(file), "--admin", str(admin)]
+    with (
+        err.open("w") as errors,
+        subprocess.Popen(command_line, cwd=tmp_path, stdout=errors, stderr=errors) as process,
+    ):
+        try:
+            eventually(admin.exists)
+            assert lives()["slow"] != "running"
+            kind = {"name": "python", "entrypoint": f"{MODULES}:Printer"}
+            next(ask(admin, {"do": "add", "module": {"name": "late", "loader": kind}}))
+            assert lives()["late"] in ("running", "made", "starting"), "it starts with the others, or by itself"
+            (tmp_path / "go").touch()
+            eventually(lambda: lives() == {"slow": "running", "late": "running"})
+        finally:
+            process.terminate()
+            process.wait(60)
+    assert process.returncode == 0, err.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Iterator
 
 from penstock.replica.client import UnansweredError
@@ -16,12 +17,14 @@ class FakeStream:
     def __init__(self) -> None:
         self.blocks: dict[int, bytes] = {}
         self.first, self.last = 1, 0
+        self._lock = threading.Lock()
 
     def append(self, data: bytes, after: int) -> None:
-        if after != self.last:
-            raise WrongLastError(f"wrong last sequence: {self.last}")
-        self.last += 1
-        self.blocks[self.last] = data
+        with self._lock:
+            if after != self.last:
+                raise WrongLastError(f"wrong last sequence: {self.last}")
+            self.blocks[self.last + 1] = data
+            self.last += 1
 
     def purge(self, below: int) -> None:
         self.first = max(self.first, min(below, self.last + 1))
@@ -44,9 +47,15 @@ class FakeBlocks:
         self.stream = stream
         self._chance = chance or random.Random(0)
         self.trouble = trouble
+        self.cut = False  # nothing gets through
         self._late: list[tuple[bytes, int]] = []  # sent, not answered, still on their way
 
     def _land(self) -> None:
+        if self.cut:
+            raise ConnectionError("cut off")
+        self._land_late()
+
+    def _land_late(self) -> None:
         """Something that timed out lands now, or never."""
         if self._late and self._chance.random() < 0.5:
             data, after = self._late.pop(self._chance.randrange(len(self._late)))
@@ -78,6 +87,8 @@ class FakeBlocks:
         return self.stream.blocks.get(sequence)
 
     def read_range(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+        if self.cut:
+            raise ConnectionError("cut off")
         for sequence in range(first, last + 1):
             if (data := self.stream.blocks.get(sequence)) is not None:
                 yield sequence, data

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock import address as addresses
-from penstock.errors import PenstockError, RefusedError
+from penstock.errors import PenstockError, RefusedError, nearest
 from penstock.finding import Finding
 from penstock.quantities import iso_time
+from penstock.topics import is_pattern
 
 if TYPE_CHECKING:
     from penstock.broker import Client
@@ -36,6 +36,12 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
             except RefusedError as error:
                 yield Finding(str(error), "give a token that it knows: ?token=")
                 return
+            if parts.topic and not is_pattern(parts.topic):
+                try:
+                    client.peers(parts.topic)
+                except RefusedError as error:
+                    yield Finding(str(error), "give a token that has the right to this topic: ?token=")
+                    return
             known = client.queues()
     except RefusedError as error:
         yield Finding(f"the broker does not tell about its queues: {error}", "statistics is a right", grave=False)
@@ -50,8 +56,7 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
         return
     queue = next((entry for entry in known if entry["queue"] == wanted), None)
     if queue is None:
-        near = difflib.get_close_matches(wanted, [entry["queue"] for entry in known], n=3, cutoff=0.4)
-        yield Finding(f"there is no queue {wanted!r}", f"it has {', '.join(near) or len(known)}")
+        yield Finding(f"there is no queue {wanted!r}", nearest(wanted, [entry["queue"] for entry in known]))
         return
     yield from _queue(parts.topic, queue)
 
@@ -63,12 +68,19 @@ def describe(parts: addresses.Address) -> dict[str, Any]:
     if unreached := [finding.text for finding in network(parts) if finding.grave]:
         raise RefusedError(unreached[0])
     with _client(parts) as client:
-        facts: dict[str, Any] = {"journal": client.statistics()["journal"]}
-        known = client.queues()
+        client.ping()
+        facts: dict[str, Any] = {"journal": client.journal}
+        try:
+            known = client.queues()
+        except RefusedError as error:
+            known = []
+            facts["queues"] = f"not told: {error}"
     if parts.topic:
         facts["kept"] = _kept(parts)
     wanted = parts.options.get("queue")
     takes = _taking(parts.topic, known) if wanted is None else [k for k in known if k["queue"] == wanted]
+    if wanted is not None and not takes and "queues" not in facts:
+        facts[f"queue {wanted}"] = f"is not there; {nearest(wanted, [entry['queue'] for entry in known])}"
     for entry in takes[:MOST_QUEUES]:
         counts = f"{entry['depth']} wait, {entry['in_flight']} in flight, {entry['consumers']} consumers"
         paused = ", paused" if entry["paused"] else ""

@@ -18,6 +18,7 @@ import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from penstock.broker.hosts import connect
 from penstock.broker.ranges import ENTRY, Range, decode_range, encode_entry, encode_head
 from penstock.broker.words import encode_properties
 from penstock.errors import ClosedError, ProtocolError, RefusedError
@@ -40,10 +41,10 @@ class RangeClient:
         tls: ssl.SSLContext | None = None,
         timeout: float = 30.0,
     ) -> None:
-        sock: socket.socket = socket.create_connection((host, port), timeout)
+        sock, name = connect(host, port, timeout)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket = tls.wrap_socket(sock, server_hostname=host) if tls is not None else sock
+            self._socket = tls.wrap_socket(sock, server_hostname=name) if tls is not None else sock
             self._file = self._socket.makefile("rb", 1 << 20)
             hello = "HELLO 1" + (f" token={token}" if token else "")
             answer = self._ask(hello)

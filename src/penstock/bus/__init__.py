@@ -107,5 +107,8 @@ def open_subscriber(
     return subscriber.call_in_thread(on_message)
 
 
-publisher = opener("bus", open_publisher)
-subscriber = opener("bus", open_subscriber)
+if TYPE_CHECKING:
+    from penstock.bus.opening import publisher, subscriber
+else:
+    publisher = opener("bus", open_publisher)
+    subscriber = opener("bus", open_subscriber)

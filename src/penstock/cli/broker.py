@@ -9,18 +9,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand
 
 from penstock.cli import exits, show
+from penstock.errors import InvalidArgument
 from penstock.quantities import size_bytes
 
 if TYPE_CHECKING:
-    from penstock.broker import Store
+    from penstock.broker import Server, Store
     from penstock.broker.backup import Copied
-    from penstock.replica import Replica
+    from penstock.replica import JetStream, Replica
 
 STORE_TOKEN = "PENSTOCK_STORE_TOKEN"  # noqa: S105 - the name of a variable
 app = typer.Typer()
@@ -111,6 +112,12 @@ def broker(
     store: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Keep the log on a cluster: nats://H1,H2,H3/STREAM.")
     ] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Lead only while no other broker of the stream does; else stand by.")
+    ] = False,
+    lease: Annotated[
+        float, typer.Option(min=0.5, max=3600, metavar="SECONDS", help="Others stand by so long for who leads.")
+    ] = 2.0,
     seed: Annotated[bool, typer.Option("--seed", help="First copy what DIRECTORY has to the empty stream.")] = False,
     store_authority: Annotated[
         Path | None, typer.Option(help="The cluster's certificates are of this one: TLS.")
@@ -129,8 +136,9 @@ def broker(
     TARGET[/] copies it while it runs, [green]penstock broker restore TARGET DIRECTORY[/] puts the copy back.
 
     With [green]--store[/] a message is confirmed when most of the cluster's machines have it on disk, and the directory
-    is a copy that is rebuilt if it is missing. The broker that was started last leads; an earlier one ends. The
-    cluster's token may be given in PENSTOCK_STORE_TOKEN.
+    is a copy that is rebuilt if it is missing. The broker that was started last leads; an earlier one ends. With
+    [green]--standby[/] on each of several brokers one leads, and another takes over when it is gone; clients use
+    [green]broker://HOST:PORT,HOST:PORT/TOPIC[/]. The cluster's token may be given in PENSTOCK_STORE_TOKEN.
     """
     from penstock.broker import ConnectionLimits, Limits, Server
 
@@ -138,51 +146,68 @@ def broker(
     rules = {"retain_age_s": retain_age, "retain_bytes": retain_bytes, "retain_queues": retain_queues}
     journal_options: dict[str, Any] = {name: value for name, value in rules.items() if value}
     journal_options |= {"keep": keep, "sync": sync, "max_message_bytes": max_message}
+    if standby and (store is None or port == 0):
+        raise InvalidArgument("--standby goes with --store ADDRESS and a port other than 0, which clients know")
     replica = None
     if store is not None:
         replica = _replica(directory, store, store_authority, store_certificate, store_key)
         if seed:
             _seed(directory, replica)
         journal_options["sync"] = True
-    server = Server(
-        directory,
-        port,
-        host=host,
-        limits=Limits(
-            max_message_bytes=max_message,
-            max_topics=max_topics,
-            quota_bytes=size_bytes(quota, "--quota"),
-            deduplication_s=deduplication,
-        ),
-        connection_limits=ConnectionLimits(
-            max_message_bytes=max_message,
-            max_rate=max_rate,
-            max_unacknowledged=max_unacknowledged,
-            keepalive_s=keepalive,
-        ),
-        max_connections=max_connections,
-        tokens=tokens,
-        certificate=certificate,
-        key=key,
-        client_authority=client_authority,
-        insecure=insecure,
-        drain_s=drain,
-        store=None if replica is None else _replicated(directory, replica, journal_options),
-        **journal_options,
-    )
+
+    def serve(replica: Replica | None, leads: Callable[[], bool] | None = None) -> Server:
+        return Server(
+            directory,
+            port,
+            host=host,
+            limits=Limits(
+                max_message_bytes=max_message,
+                max_topics=max_topics,
+                quota_bytes=size_bytes(quota, "--quota"),
+                deduplication_s=deduplication,
+            ),
+            connection_limits=ConnectionLimits(
+                max_message_bytes=max_message,
+                max_rate=max_rate,
+                max_unacknowledged=max_unacknowledged,
+                keepalive_s=keepalive,
+            ),
+            max_connections=max_connections,
+            tokens=tokens,
+            certificate=certificate,
+            key=key,
+            client_authority=client_authority,
+            insecure=insecure,
+            drain_s=drain,
+            store=None if replica is None else _replicated(directory, replica, journal_options),
+            leads=leads,
+            **journal_options,
+        )
+
+    def tell(server: Server) -> None:
+        if as_json:
+            show.print_json({"host": server.host, "port": server.port, "directory": str(directory)})
+        else:
+            print(f"listening on {server.host}:{server.port}", flush=True)
+
+    if standby:
+        assert replica is not None
+        _take_turns(directory, replica, f"{host}:{port}", lease, serve, tell, drain)
+    else:
+        _run(serve(replica), replica, tell, drain)
+    print("ended", file=sys.stderr)
+
+
+def _run(server: Server, replica: Replica | None, tell: Callable[[Server], None], drain_s: float) -> None:
+    """Until a signal ends it."""
 
     def stop(*_: object) -> None:
         server.stop()
         if replica is not None:
-            replica.end_after(drain)
+            replica.end_after(drain_s)
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGHUP, lambda *_: server.reload())
-    if as_json:
-        show.print_json({"host": server.host, "port": server.port, "directory": str(directory)})
-    else:
-        print(f"listening on {server.host}:{server.port}", flush=True)
+    _on_signals(stop, lambda *_: server.reload())
+    tell(server)
     try:
         server.run()
     except OSError:
@@ -192,7 +217,41 @@ def broker(
     finally:
         if replica is not None:
             replica.close()
-    print("ended", file=sys.stderr)
+
+
+def _take_turns(
+    directory: Path,
+    replica: Replica,
+    address: str,
+    lease_s: float,
+    serve: Callable[[Replica, Callable[[], bool]], Server],
+    tell: Callable[[Server], None],
+    drain_s: float,
+) -> None:
+    """Stand by and lead in turn with the other brokers of the stream, until a signal ends it."""
+    from penstock.broker.endpoint import listen
+    from penstock.cli.lead import Turns
+    from penstock.replica.lease import Lease
+    from penstock.replica.standby import lease_stream
+
+    host, _, port = address.rpartition(":")
+    listen(host, int(port)).close()  # what cannot be had is told now, not when this broker is needed
+    blocks = cast("JetStream", replica.blocks)
+    place = lease_stream(blocks.target)
+    place.open_patiently()
+    turns = Turns(directory, blocks, Lease(place, address, lease_s), serve, tell, drain_s)
+    _on_signals(turns.stop, turns.reload)
+    try:
+        turns.run()
+    finally:
+        place.close()
+        blocks.close()
+
+
+def _on_signals(stop: Callable[..., None], reload: Callable[..., None]) -> None:
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGHUP, reload)
 
 
 def _replica(

@@ -10,6 +10,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
@@ -21,7 +22,7 @@ import typer
 
 from penstock.cli import exits, show
 from penstock.cli.service import Health, Watch, notify, unit
-from penstock.errors import PenstockError
+from penstock.errors import InvalidArgument, PenstockError
 from penstock.gateway import Configuration, Event, Gateway, read
 from penstock.gateway.admin import Admin
 from penstock.gateway.broker import ModuleInfo
@@ -116,19 +117,23 @@ def _serve(
     lines = _Lines()
     told = [(event, lines.tell) for event in _TOLD]
     gateway = Gateway(configuration, name=file.stem, callbacks=told)
+    interrupted: BaseException | None = None
     drained = True
+    ending = threading.Event()
+    signal_before = _interrupting(gateway, ending)
     try:
         with _asked() as asked, ExitStack() as beside:
-            if health is not None:  # before the start, which may take its time: until then it is not ready
-                with exits.undisturbed():
+            # Before the start, which may take its time: until then it is not ready, and one can see who starts.
+            with exits.undisturbed():
+                if health is not None:
                     answers = Health(gateway, health)
                     beside.callback(answers.close)
-                _say(f"http://127.0.0.1:{answers.port}/health and /ready")
+                    _say(f"http://127.0.0.1:{answers.port}/health and /ready")
+                if admin is not None:
+                    beside.callback(_admin(gateway, admin).close)
             gateway.start()
             _say(f"{file}: {len(configuration.modules)} modules, {len(configuration.links)} links, running")
             with exits.undisturbed():
-                if admin is not None:
-                    beside.callback(Admin(gateway, admin).close)
                 if watch:
                     looks = Watch(file, lambda: gateway._applied, lambda names: asked.put(("reload", names)))
                     beside.callback(looks.close)
@@ -137,9 +142,17 @@ def _serve(
     except (KeyboardInterrupt, exits.Terminated):
         pass  # a service that was asked to stop has done its work
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+        ending.set()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # once is enough
         notify("STOPPING=1")
-        drained = gateway.destroy(drain_timeout)
+        asked_at = time.monotonic()
+        try:
+            drained = gateway.destroy(drain_timeout)
+        except KeyboardInterrupt as error:
+            interrupted, drained = error, False
+        took_s = time.monotonic() - asked_at
+        signal.signal(signal.SIGINT, signal_before)
     infos = gateway.modules()
     _print_rows([_row(info) for info in infos], as_json)
     if kept := _kept(infos):
@@ -149,9 +162,37 @@ def _serve(
         exits.told(
             f"abandoned, because they did not come back: {given_up}"
             if given_up
-            else f"not everything was handled in {drain_timeout} s; what was left is dropped and counted"
+            else f"interrupted after {took_s:.1f} s; what was not handled is dropped and counted"
+            if interrupted
+            else f"not everything was handled in {took_s:.1f} s; what was left is dropped and counted"
         )
-        raise typer.Exit(exits.FAILED)
+        raise interrupted or typer.Exit(exits.FAILED)
+
+
+def _admin(gateway: Gateway, path: Path) -> Admin:
+    try:
+        return Admin(gateway, path)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"--admin: {error}") from None
+
+
+def _interrupting(gateway: Gateway, ending: threading.Event) -> Any:
+    """Let the first Ctrl-C end the gateway; while it is ``ending``, one more ends the draining, and nothing else: what
+    comes after that takes little time, and then everything is told. Gives the handler that was there."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        if gateway.draining or not ending.is_set():
+            ending.set()
+            raise KeyboardInterrupt
+        if gateway.draining is None:  # it is about to drain
+            again = threading.Timer(0.05, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+
+    if before is not signal.SIG_IGN:  # a shell's job in the background
+        signal.signal(signal.SIGINT, interrupt)
+    return before
 
 
 @contextmanager

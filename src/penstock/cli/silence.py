@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -39,8 +38,10 @@ def refuse_nobody(parts: Address, wait: bool = False) -> None:
     """Refuse a broker's port where nobody listens at once, instead of retrying until the time is over."""
     if parts.scheme != "broker" or wait:
         return
+    from penstock.broker.hosts import connect
+
     try:
-        socket.create_connection((parts.host, parts.port or 9876), REACH_S).close()
+        connect(parts.host, parts.port or 9876, REACH_S)[0].close()
     except ConnectionRefusedError:
         raise RefusedError(f"{without_secrets(parts.text)}: nobody listens there") from None
     except OSError:

@@ -31,7 +31,6 @@ from penstock.address import without_secrets
 from penstock.bus import Bus, QueueSubscriber
 from penstock.channel import Ledger
 from penstock.errors import InvalidArgument
-from penstock.gateway.bounds import Bound
 from penstock.gateway.configuration import QueueOptions
 from penstock.gateway.cycles import Cycles
 from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, RemoveLinkError, reason_of
@@ -40,7 +39,8 @@ from penstock.gateway.flow import MAX_FLOWS, Flow, Uncounted
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
 from penstock.gateway.losses import note_loss, note_parting
 from penstock.gateway.marks import Mark
-from penstock.gateway.module import published_values
+from penstock.gateway.module import PublishedValues
+from penstock.gateway.place import Place
 from penstock.gateway.worker import DROPPED, ERROR, Deadline, Joint, Life, OnFailure, Order, Output, Worker
 
 MAX_MODULES = 65535
@@ -83,10 +83,8 @@ class ModuleBroker(Router):
     """
 
     def __init__(self, *, cycle_timeout_s: float = 1.0) -> None:
-        if not cycle_timeout_s > 0:
-            raise InvalidArgument(f"cycle_timeout_s={cycle_timeout_s} must be above 0 seconds")
         self.id = uuid.uuid4().hex
-        self.cycle_timeout_s = cycle_timeout_s
+        self.cycle_timeout_s = Place(cycle_timeout_s, "cycle_timeout_s").seconds()
         self._bus = Bus(f"gateway-{self.id[:12]}", mode="direct")
         self._lock = threading.RLock()
         self._workers: dict[int, Worker] = {}
@@ -153,7 +151,14 @@ class ModuleBroker(Router):
         self._check()
         if source is None or message is None:
             raise InvalidArgument("publish takes a module and a message, not None")
-        raise BrokerError(f"{source!r} is not attached to this broker; add_module it first")
+        worker = self._worker(source, BrokerError)
+        raise BrokerError(f"module {worker.name!r} was stopped; what it publishes now is refused")
+
+    def _silence(self, workers: Sequence[Worker]) -> None:
+        """From now on refuse what these modules publish: they were stopped, and their sinks are next."""
+        with self._lock:
+            for worker in workers:
+                self._ports.pop(id(worker.module), None)
 
     # ---- modules
 
@@ -260,7 +265,10 @@ class ModuleBroker(Router):
         orders = self._post_stops(self._workers_of(modules))
         if not all(order.wait(ending.drained_by) for _, *steps in orders for order in steps):
             return False
-        for worker, *_ in orders:
+        stopped = [worker for worker, *_ in orders]
+        self._silence(stopped)
+        for worker in stopped:
+            worker.queue.close()  # after all of them: those of a cycle may publish when they are stopped
             count_unhandled(worker)
         return True
 
@@ -281,6 +289,7 @@ class ModuleBroker(Router):
             for order in steps:
                 order.wait(ending.stopped_by)
         for worker, *_ in orders:
+            worker.queue.close()
             count_unhandled(worker)
 
     def end_all(self, modules: list[Any], deadline: Deadline) -> list[str]:
@@ -322,6 +331,7 @@ class ModuleBroker(Router):
     def cut_all(self, modules: list[Any]) -> None:
         """These modules receive nothing more, nobody waits for them, and their processes are killed."""
         workers = self._workers_of(modules)
+        self._silence(workers)  # first: what is published to a closed queue goes to nobody
         for worker in workers:
             worker.cut()
         force(workers)
@@ -356,13 +366,15 @@ class ModuleBroker(Router):
             return [self._workers[id(module)] for module in modules if id(module) in self._workers]
 
     def replace_module(self, old: Any, new: Any) -> None:
-        """Put ``new`` in the place of ``old``: same name, id, queue and links. On its worker's thread."""
+        """Put ``new`` in the place of ``old``: same name, id, queue and links. On its worker's thread, or while that
+        waits for it."""
         with self._lock:
             worker = self._worker(old, BrokerError)
             worker.adopt(new)
-            del self._workers[id(old)], self._ports[id(old)]
+            del self._workers[id(old)]
             self._workers[id(new)] = worker
-            self._ports[id(new)] = worker.port
+            if self._ports.pop(id(old), None) is not None:
+                self._ports[id(new)] = worker.port
 
     def _begin_removal(self, module: Any) -> tuple[Worker, list[tuple[Output, Joint]]]:
         with self._lock:
@@ -380,7 +392,7 @@ class ModuleBroker(Router):
             worker.removing = False
             for other, joint in incoming:
                 if id(other.worker.module) in self._workers:
-                    self._join(other, worker, joint)
+                    self._join(other, worker, Joint.of(joint.accepts, joint.options))
                     note_parting(other)  # what was taken meanwhile has passed it by
 
     def _detach(self, worker: Worker) -> None:
@@ -415,17 +427,16 @@ class ModuleBroker(Router):
         if source is None or sink is None:
             raise InvalidArgument("a link has a source and a sink, not None")
         filters = (link_filter,) if isinstance(link_filter, Filter) else link_filter or ()
-        read = None if output == ERROR else published_values(source)  # an error link has what others failed at
-        compiled = [one.compile(read=read) for one in filters if not one.empty]
-        accepts = any_of(compiled) if compiled and len(compiled) == len(filters) else None
         with self._lock:
             self._check()
             worker, other = self._worker(source, AddLinkError), self._worker(sink, AddLinkError)
+            read = None if output == ERROR else PublishedValues(worker)  # an error link has what others failed at
+            compiled = [one.compile(read=read) for one in filters if not one.empty]
+            accepts = any_of(compiled) if compiled and len(compiled) == len(filters) else None
             self._join(self._output(worker, output), other, self._joint(worker, accepts, options))
 
     def _joint(self, source: Worker, accepts: Predicate | None, options: LinkOptions) -> Joint:
-        options = options.chosen(source.is_durable)
-        return Joint(accepts, options, Bound(options) if options.bounded else None)
+        return Joint.of(accepts, options.chosen(source.is_durable))
 
     def _output(self, worker: Worker, name: str) -> Output:
         """A module's output of that name, made where it is missing."""
@@ -442,11 +453,14 @@ class ModuleBroker(Router):
         """Send a message from an attached module to every sink linked to its ``output``. What goes to the output
         ``dropped`` counts as filtered by the module, whoever is linked to it."""
         worker = self._worker(source, BrokerError)
-        found = worker.outputs.get(output)
+        found, key = worker.outputs.get(output), id(source)
         if output == DROPPED:
             worker.count_filtered()
-        if found is not None:  # else nobody is linked to it
-            found.port.publish(message)
+        if found is None:
+            return  # nobody is linked to it
+        if key not in self._ports:  # just before it: whoever is silenced after this has published
+            self._refuse(source, message)
+        found.port.publish(message)
 
     def mark(self, source: Any, since: int = 0, after: Mark | None = None) -> Mark:
         """What ``source`` has published so far, to ask whether it has been handled over its at_least_once links.
@@ -494,8 +508,12 @@ class ModuleBroker(Router):
     def _join(self, source: Output, sink: Worker, joint: Joint) -> None:
         old = source.sinks.get(sink)
         if old is not None and old.bound is not None:
-            old.bound.close()
-            sink.overflowed_before += old.bound.dropped
+            if joint.bound is not None:
+                joint.bound = old.bound
+                joint.bound.change(joint.options)
+            else:
+                old.bound.close()
+                sink.overflowed_before += old.bound.dropped
         first = not self._linked(source.worker, sink)
         source.sinks[sink] = sink.sources[source] = sink.joints[source.port.id] = joint
         sink.special = sink.special or joint.bound is not None or joint.options.ttl_s is not None
@@ -599,7 +617,7 @@ class ModuleBroker(Router):
             kind=type(worker.module).__name__,
             source_id=worker.port.id,
             thread=worker.thread.name,
-            waiting=0 if kept else worker.waiting,
+            waiting=0 if kept else worker.waiting + worker.at_process,
             depth=worker.queue.depth,
             handled=worker.handled,
             failed=worker.failed,

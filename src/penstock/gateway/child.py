@@ -37,6 +37,7 @@ from penstock.gateway.place import Place
 
 BATCH = 256
 GRACE_MS = 3000
+EXIT_ON_FAILURE = 70  # the same as in process.py, which this does not load
 log = logging.getLogger("penstock.gateway.child")
 
 
@@ -92,7 +93,8 @@ class Child:
         self.unframer = carriage.Unframer()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.decoder = control.Decoder()
-        self.handled: Any = [0, 0, 0]  # handled, begun and failures told, or the counters that the gateway lent
+        # Handled, begun, failures told, and whether to leave the rest; or the counters that the gateway lent.
+        self.handled: Any = [0, 0, 0, 0]
         self.module: Any = None
         self.started = False
         self.broker: RemoteBroker | None = None
@@ -147,7 +149,7 @@ class Child:
                 self.attempt(control.Step.START, self.call, getattr(self.module, "start", lambda: None))
                 self.started = True  # messages that came before have waited for this
             elif isinstance(message, control.Destroy):
-                while self.module is not None and self.work():
+                while self.module is not None and not self.handled[3] and self.work():
                     pass
                 self.destroy()
                 return 0
@@ -211,6 +213,8 @@ class Child:
         """Hand over each of them, which stands for ``step`` messages."""
         handled, count = self.handled, self.handled[0]
         for what in all_:
+            if handled[3]:
+                return  # they are for the next process
             handled[1] = count + 1  # in hand from here on
             self.alone = max(0, self.alone - step)
             try:
@@ -224,7 +228,7 @@ class Child:
                 handled[2] += 1  # before it counts as handled: who sees that knows how many failures were told
                 handled[0] = count + step
                 if self.exit_on_failure:
-                    os._exit(70)
+                    os._exit(EXIT_ON_FAILURE)
             count += step
             handled[0] = count
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import tomllib
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,11 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock import address
-from penstock.channel import Overflow, choose
+from penstock.channel import Overflow
 from penstock.errors import InvalidArgument, PenstockError, nearest
+from penstock.gateway.filters import CHECKS as FILTER_CHECKS
 from penstock.gateway.filters import Filter
-from penstock.gateway.links import STAR, Delivery, Link, LinkOptions
-from penstock.gateway.place import ConfigurationError, Place
+from penstock.gateway.links import CHECKS as LINK_CHECKS
+from penstock.gateway.links import STAR, Link, LinkOptions
+from penstock.gateway.place import Checks, ConfigurationError, Place, check_options, checked
+from penstock.gateway.supervision import CHECKS as RESTART_CHECKS
 from penstock.gateway.supervision import Policy, Restart
 from penstock.gateway.values import resolved, secret_files, with_defaults
 from penstock.quantities import check_duration, check_size
@@ -37,18 +41,13 @@ KINDS = ("python", "process", "native")
 TOP_KEYS = ("modules", "links", "loaders", "$schema")  # ``include`` and ``defaults`` have been resolved before
 MODULE_KEYS = ("name", "loader", "args", "queue", "restart", "stuck_after_s")
 BUFFER_OPTIONS = {"retain_bytes": check_size, "retain_age_s": check_duration}
-LINK_OPTIONS = (
-    "delivery",
-    "max_tries",
-    "backoff_s",
-    "max_backoff_s",
-    "ordered",
-    "ttl_s",
-    "max_messages",
-    "max_bytes",
-    "overflow",
-)
-LINK_KEYS = ("source", "sink", "filter", "buffer", "error", *LINK_OPTIONS)
+LINK_KEYS = ("source", "sink", "filter", "buffer", "error", *LINK_CHECKS)
+QUEUE_CHECKS: Checks = {
+    "depth": lambda place: place.integer(1, 1 << 20),
+    "overflow": lambda place: place.member(Overflow),
+    "timeout_s": lambda place: place.number(0, optional=True),
+    "priority": lambda place: place.integer(0, 255),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class QueueOptions:
     priority: int = 0  # of the sinks of one source, those with a lower number get a message first
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "overflow", choose(Overflow, self.overflow, "overflow"))
+        check_options(self, QUEUE_CHECKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,10 @@ def _check_defaults(place: Place) -> None:
     if "link" in place:
         link = place["link"]
         link.only(*LINK_KEYS)
-        _link_options(link)
+        given = checked(link, LINK_CHECKS)
+        given.pop("overflow", None)  # the bound that it is about may be an entry's own
+        with link.checking():
+            LinkOptions(**given)
         _link_parts(link)
         for name in ("source", "sink"):
             if name in link:
@@ -287,17 +289,15 @@ def _loader(place: Place) -> LoaderEntry:
 def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
     place.only(*MODULE_KEYS)
     place.need("name", "loader")
-    name = place["name"].text()
-    if name == STAR:
-        place["name"].fail(f'"{STAR}" stands for every module and cannot name one')
-    if is_address(name):
-        place["name"].fail(f"{address.without_secrets(name)!r} reads as an address; a module's name has no scheme")
+    name = module_name(place["name"])
     loader = place["loader"]
     loader.only("name", "entrypoint")
     loader.need("entrypoint")
     entrypoint = loader["entrypoint"]
     kind = "native"  # as in files of the reference
-    if "name" in loader:
+    if "name" not in loader:
+        _refuse_python(loader)
+    else:
         named = loader["name"].value
         if named in ABSENT and named not in [entry.name for entry in loaders]:
             loader["name"].fail(f"modules in {ABSENT[named]} are not loaded here; see the loader process")
@@ -316,25 +316,33 @@ def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
     )
 
 
+def _refuse_python(loader: Place) -> None:
+    """Without a name the loader is ``native``: who gives it a class has left out which one is meant."""
+    given = loader["entrypoint"].value
+    given = given.get("class") if isinstance(given, Mapping) else given
+    if isinstance(given, str) and re.fullmatch(r"[\w.]+:[\w.]+", given):
+        loader.fail(f'{given!r} is a Python class; name its loader: "name": "python", or "process" for its own process')
+
+
+def module_name(place: Place) -> str:
+    """A name that a link can name, and that lines and tables can show."""
+    name = place.text()
+    if name == STAR:
+        place.fail(f'"{STAR}" stands for every module and cannot name one')
+    if is_address(name):
+        place.fail(f"{address.without_secrets(name)!r} reads as an address; a module's name has no scheme")
+    if not name.isprintable():
+        place.fail(f"{name!r} holds characters that cannot be printed")
+    return name
+
+
 def _care(place: Place) -> tuple[QueueOptions, Restart | None, float | None]:
     """A module's supervision: its restart policy and ``stuck_after_s``."""
     return (
         _queue(place["queue"]) if "queue" in place else QueueOptions(),
         restart(place["restart"]) if "restart" in place else None,
-        _stuck_after(place["stuck_after_s"]) if "stuck_after_s" in place else 10.0,
+        place["stuck_after_s"].seconds(optional=True) if "stuck_after_s" in place else 10.0,
     )
-
-
-def _stuck_after(place: Place) -> float | None:
-    with place.checking():
-        return check_stuck_after(place.number(optional=True))
-
-
-def check_stuck_after(seconds: float | None) -> float | None:
-    """The same, where it means something."""
-    if seconds is not None and not seconds > 0:
-        raise InvalidArgument(f"stuck_after_s={seconds} must be above 0 seconds, or null: nobody looks")
-    return seconds
 
 
 def _outprocess(loader: Place) -> tuple[Place, Place]:
@@ -371,27 +379,19 @@ def with_care(
 
 
 def _queue(place: Place) -> QueueOptions:
-    place.only("depth", "overflow", "timeout_s", "priority")
-    depth = place["depth"].integer(1, 1 << 20) if "depth" in place else 1024
-    overflow = (
-        Overflow(place["overflow"].choice([o.value for o in Overflow])) if "overflow" in place else Overflow.BLOCK
-    )
-    timeout_s = place["timeout_s"].number(0, optional=True) if "timeout_s" in place else None
-    return QueueOptions(depth, overflow, timeout_s, place["priority"].integer(0, 255) if "priority" in place else 0)
+    place.only(*QUEUE_CHECKS)
+    return QueueOptions(**checked(place, QUEUE_CHECKS))
 
 
 def restart(place: Place) -> Restart:
     """A restart policy, given by its name or as an object."""
-    policies = [policy.value for policy in Policy]
     if isinstance(place.value, str):
-        return Restart(Policy(place.choice(policies)))
-    place.only("policy", "backoff_s", "max_backoff_s", "limit")
+        return Restart(place.member(Policy))
+    place.only(*RESTART_CHECKS)
     place.need("policy")
-    figures: dict[str, Any] = {name: place[name].number(0) for name in ("backoff_s", "max_backoff_s") if name in place}
-    if "limit" in place:
-        figures["limit"] = place["limit"].integer(1, optional=True)
+    given = checked(place, RESTART_CHECKS)
     with place.checking():
-        return Restart(Policy(place["policy"].choice(policies)), **figures)
+        return Restart(**given)
 
 
 def _link(place: Place) -> Link:
@@ -423,21 +423,7 @@ def _link_parts(place: Place) -> tuple[Filter | None, str | None, str | None]:
 
 
 def _link_options(place: Place) -> LinkOptions:
-    given: dict[str, Any] = {}
-    if "delivery" in place:
-        given["delivery"] = Delivery(place["delivery"].choice([one.value for one in Delivery]))
-    for name in ("max_tries", "max_messages", "max_bytes"):
-        if name in place:
-            given[name] = place[name].integer(1, optional=True)
-    for name in ("backoff_s", "max_backoff_s", "ttl_s"):
-        if name in place:
-            given[name] = place[name].number(0, optional=name == "ttl_s")
-    if "ordered" in place:
-        if not isinstance(place["ordered"].value, bool):
-            place["ordered"].fail("is true or false")
-        given["ordered"] = place["ordered"].value
-    if "overflow" in place:
-        given["overflow"] = Overflow(place["overflow"].choice(("block", "drop_newest")))
+    given = checked(place, LINK_CHECKS)
     with place.checking():
         return LinkOptions(**given)
 
@@ -457,35 +443,10 @@ def _buffer(place: Place) -> str:
 
 def link_filter(place: Place) -> Filter:
     """A link's filter; its predicate is named as ``package.module:function``."""
-    place.only("properties", "min_bytes", "max_bytes", "one_in", "rate_per_s", "predicate", "where", "type")
-    given: dict[str, Any] = {}
-    if "properties" in place:
-        given["properties"] = _wanted_properties(place["properties"])
-    for name in ("min_bytes", "max_bytes", "one_in"):
-        if name in place:
-            given[name] = place[name].integer(0)
-    if "rate_per_s" in place:
-        given["rate_per_s"] = place["rate_per_s"].number(0)
-    if "predicate" in place:
-        given["predicate"] = imported(place["predicate"])
-    if "where" in place:
-        given["where"] = place["where"].text()
-    if "type" in place:
-        given["type"] = imported(place["type"])
+    place.only(*FILTER_CHECKS, "predicate", "type")
+    given = checked(place, {**FILTER_CHECKS, "predicate": imported, "type": imported})
     with place.checking():
         return Filter(**given)
-
-
-def _wanted_properties(place: Place) -> dict[str, str | tuple[str, ...] | None]:
-    wanted: dict[str, str | tuple[str, ...] | None] = {}
-    for name, value in place.mapping().items():
-        if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            wanted[name] = tuple(value)
-        elif value is None or isinstance(value, str):
-            wanted[name] = value
-        else:
-            place[name].fail(f"is a text, a list of texts or null, not {value!r}")
-    return wanted
 
 
 def imported(place: Place) -> Any:

@@ -46,6 +46,10 @@ class StepFailed(ModuleError):
         self.step = step
 
 
+class EndedByFailure(ModuleError):
+    """A module's process ended because of a failure that was told and counted before: no other failure."""
+
+
 class DrainError(PenstockError, TimeoutError):
     """What was queued for a module was not handled in time; the text says how much and what can be done. ``hung``: it
     has not come back from one call in all that time."""

@@ -25,12 +25,35 @@ from typing import Any
 from penstock._core import Message
 from penstock.errors import InvalidArgument
 from penstock.filter import compile_filter
+from penstock.gateway.place import Checks, Place, check_options
 from penstock.types import codec_of
 from penstock.types.fields import Reader, check_paths, reader_of
 
 Predicate = Callable[[Message], object]
 MAX_RATE_PER_S = 1_000_000
 log = logging.getLogger("penstock.gateway")
+
+
+def _wanted(place: Place) -> dict[str, str | tuple[str, ...] | None]:
+    wanted: dict[str, str | tuple[str, ...] | None] = {}
+    for name, value in place.mapping().items():
+        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            wanted[name] = tuple(value)
+        elif value is None or isinstance(value, str):
+            wanted[name] = value
+        else:
+            place[name].fail(f"is a text, a list of texts or null, not {value!r}")
+    return wanted
+
+
+CHECKS: Checks = {
+    "properties": _wanted,
+    "min_bytes": lambda place: place.integer(0, optional=True),
+    "max_bytes": lambda place: place.integer(0, optional=True),
+    "one_in": lambda place: place.integer(1, optional=True),
+    "rate_per_s": lambda place: place.number(0, optional=True),
+    "where": lambda place: None if place.value is None else place.text(),
+}
 
 
 @dataclass(frozen=True)
@@ -52,14 +75,9 @@ class Filter:
     type: Any = None
 
     def __post_init__(self) -> None:
-        for name in ("min_bytes", "max_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise InvalidArgument(f"{name}={value} must be 0 or more bytes")
+        check_options(self, CHECKS)
         if self.min_bytes is not None and self.max_bytes is not None and self.min_bytes > self.max_bytes:
             raise InvalidArgument(f"min_bytes={self.min_bytes} is above max_bytes={self.max_bytes}")
-        if self.one_in is not None and self.one_in < 1:
-            raise InvalidArgument(f"one_in={self.one_in} must be 1 or more")
         if self.rate_per_s is not None and not 0 < self.rate_per_s <= MAX_RATE_PER_S:
             raise InvalidArgument(f"rate_per_s={self.rate_per_s} must be above 0 and at most {MAX_RATE_PER_S}")
         if self.predicate is not None and not callable(self.predicate):

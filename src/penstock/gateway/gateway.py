@@ -31,9 +31,9 @@ from penstock.gateway.events import Callback, Event, Events
 from penstock.gateway.filters import Filter
 from penstock.gateway.keeper import Keeper, Kept
 from penstock.gateway.links import DEFAULT, STAR, Delivery, Link, LinkOptions, LinkTable, drain_order
-from penstock.gateway.loaders import Recipe, recipe
+from penstock.gateway.loaders import Recipe, of_class, recipe
 from penstock.gateway.module import typed
-from penstock.gateway.place import located
+from penstock.gateway.place import Place, located
 from penstock.gateway.supervision import Policy, Restart
 from penstock.gateway.worker import ERROR, Deadline, Life, Order, Worker
 from penstock.types import first_difference
@@ -42,6 +42,7 @@ log = logging.getLogger("penstock.gateway")
 EXIT_TIMEOUT_S = 5.0
 LAST_WORDS_S = 0.25  # for the callbacks of what happened while modules were destroyed
 START_S = 30.0  # for start of all modules, and of one that is added later
+REPLACE_S = 10.0  # for stop and destroy of a module that is replaced
 UNDO_S = 10.0  # for destroying a module whose adding failed
 _live: weakref.WeakSet[Gateway] = weakref.WeakSet()
 Registration = tuple[Event, Callback] | tuple[Event, Callback, Any]
@@ -75,6 +76,7 @@ class Gateway:
         self.broker.on_filter_error = self._filter_failed
         self.broker.on_abandoned = self._was_abandoned
         self.abandoned: list[str] = []  # modules that did not come back from a call
+        self.draining: bool | None = None  # True while ``destroy`` waits for what is queued, then False
         self._lock = threading.RLock()
         self._changing = threading.Lock()  # one update or reload at a time
         self._kept: dict[str, Kept] = {}
@@ -87,6 +89,7 @@ class Gateway:
         self._dotted: set[str] = set()  # names of modules that could be names of outputs
         self._ended: list[ModuleInfo] = []  # at the end: how it was
         self._started = self._closed = False
+        self._all_handled = True  # by the end
         _live.add(self)
         try:
             for registration in callbacks:
@@ -195,12 +198,14 @@ class Gateway:
 
     def destroy(self, timeout: float | None = 10.0) -> bool:
         """Stop and drain in link order, then end everything, all within ``timeout`` seconds (half a second at least).
-        Whether nothing was lost: what was not handled is dropped, counted and logged, unless a durable source keeps it
-        (``stored``). A module that does not come back in time
-        is abandoned: told, counted (``abandoned``), and never called again."""
+        True exactly when from then on no message was lost and nobody abandoned: what was not handled is dropped,
+        counted and logged, unless a durable source keeps it (``stored``). What a module publishes after its ``stop`` is
+        refused. A module that does not come back in time is abandoned: told, counted (``abandoned``), and never called
+        again. An exception while it waits for what is queued (Ctrl-C) ends the waiting; it is raised when all the rest
+        is done."""
         with self._lock:
             if self._closed:
-                return True
+                return self._all_handled
             self._closed = True
             kept = list(self._kept.values())
         ending = Ending.within(timeout)
@@ -208,7 +213,15 @@ class Gateway:
         lost_before = sum(worker.lost_at_end for worker in workers)
         joined = [self.broker.info_of(worker) for worker in workers]
         self._resume_all(kept)
-        drained = self._drain_all(ending)
+        interrupted: BaseException | None = None
+        try:
+            self.draining = True
+            self._drain_all(ending)
+            self.draining = False
+        except BaseException as error:
+            self.draining = False
+            interrupted, ending = error, Ending.within(0)
+            self._drop_all(drain_order(self._table.graph()), ending)
         self._keeper.close()
         self._events.tell(Event.DESTROYED)
         self._events.wait_told(ending.over_by)
@@ -222,12 +235,16 @@ class Gateway:
         self.broker.dec_ref()
         lost = sum(worker.lost_at_end for worker in workers) - lost_before
         if lost:
-            log.warning("%d messages were not handled by the end; they are dropped and counted", lost)
-        return not self.abandoned and (drained or lost == 0)
+            what = "message was" if lost == 1 else "messages were"
+            log.warning("%d %s not handled by the end: dropped and counted", lost, what)
+        self._all_handled = not self.abandoned and lost == 0
+        if interrupted is not None:
+            raise interrupted
+        return self._all_handled
 
     close = destroy
 
-    def _drain_all(self, ending: Ending) -> bool:
+    def _drain_all(self, ending: Ending) -> None:
         """Sources first: who comes later in link order is fed only by who has been stopped and emptied."""
         groups = drain_order(self._table.graph())
         for index, group in enumerate(groups):
@@ -235,12 +252,14 @@ class Gateway:
             drained = self._drain(group, modules, ending.drained_by)
             # Asked again: a process that died may have been replaced meanwhile.
             if not (drained and self.broker.stop_all(self._modules_of((group,)), ending)):
-                # Everybody at once from here on: nothing waits for anything any more, and what is queued is dropped.
-                rest = self._modules_of(groups[index:])
-                self.broker.cut_all(rest)
-                self.broker.end_stopping(rest, ending)
-                return False
-        return True
+                self._drop_all(groups[index:], ending)
+                return
+
+    def _drop_all(self, groups: Iterable[tuple[str, ...]], ending: Ending) -> None:
+        """Everybody at once: nothing waits for anything any more, and what is queued is dropped."""
+        rest = self._modules_of(groups)
+        self.broker.cut_all(rest)
+        self.broker.end_stopping(rest, ending)
 
     def _modules_of(self, groups: Iterable[tuple[str, ...]]) -> list[Any]:
         kept = [self._kept.get(name) for group in groups for name in group]
@@ -273,16 +292,21 @@ class Gateway:
     ) -> ModuleInfo:
         """Load, create, attach, link by stars, start when the gateway has been started. ``entrypoint`` is what the
         loader takes, or a class. A failure undoes every step."""
-        configurations.check_stuck_after(stuck_after_s)
+        if queue is not None and not isinstance(queue, QueueOptions):
+            raise TypeError(f"queue is given as QueueOptions(...), not {type(queue).__name__}")
+        stuck_after_s = Place(stuck_after_s, "stuck_after_s").seconds(optional=True)
         if restart is not None and not isinstance(restart, Restart):
             restart = Restart(choose(Policy, restart, "restart"))
         if isinstance(entrypoint, type):
             if loader != "python":
                 text = f"{entrypoint.__module__}:{entrypoint.__qualname__}"
                 raise InvalidArgument(f"loader={loader!r} takes an entry point as text, such as {text!r}, not a class")
-            parse: Callable[[Any], Any] = getattr(entrypoint, "parse", lambda given: given)
-            made = Recipe(_checked(name), entrypoint, parse(args))
+            checked_name = configurations.module_name(Place(name, "name"))
+            build, parse = of_class(entrypoint, Place(entrypoint, "entrypoint"))
+            made = Recipe(checked_name, build, parse(args))
             return self._add(Kept(made, restart, stuck_after_s), queue or QueueOptions())
+        if not isinstance(entrypoint, str | Mapping):
+            raise InvalidArgument(f"a module is a class, or a text such as 'package.module:Class', not {entrypoint!r}")
         data: dict[str, Any] = {"name": name, "loader": {"name": loader, "entrypoint": entrypoint}, "args": args}
         entry = configurations.module_entry(data, tuple(self._loaders.values()))
         entry = configurations.with_care(entry, queue, restart, stuck_after_s)
@@ -398,6 +422,36 @@ class Gateway:
                 if not self._has_link(link.ends):
                     self._add_link(link)
             raise
+
+    def _halt(self, name: str) -> bool:
+        """Stop and destroy a module that ``_put`` replaces: what comes for it waits. False: it did not come back."""
+        kept = self._find(name)
+        worker = self.broker.worker_of(kept.module)
+        if worker.mine:
+            raise StateError(f"module {kept.shown!r} cannot be replaced by itself; apply the change on another thread")
+        ending = Ending.within(REPLACE_S)
+        order = worker.post(functools.partial(self._keeper.halt, kept, worker), in_backoff=True)
+        if not order.wait(ending.drained_by) and hasattr(kept.module, "kill"):
+            kept.module.kill()
+        return order.wait(ending.over_by)
+
+    def _put(self, entry: ModuleEntry, made: Recipe | None = None) -> None:
+        """Put another module in the place of one that was halted: same name, queue and links. It is started later."""
+        old = self._find(entry.name)
+        new = Kept(made or recipe(entry, self._loaders), entry.restart, entry.stuck_after_s, entry)
+        worker = self.broker.worker_of(old.module)
+        was_durable = worker.is_durable
+        self._keeper.put(old, new, worker)
+        with self._lock:
+            self._kept[entry.name] = new
+            if worker.is_durable is not was_durable:  # its links deliver otherwise then
+                sources = self._table.sources_within(entry.name)
+                for source in sources:
+                    self._joined.pop(source, None)
+                self._sync(sources)
+            touched = [link for link in self._table.links if entry.name in (self._table.owner(link.source), link.sink)]
+        for link in touched:
+            self._check_types(link)
 
     def pause(self, name: str) -> None:
         """Let a module receive nothing until ``resume``; what comes for it waits, as its queue says. Its removal and
@@ -558,6 +612,14 @@ class Gateway:
             for name in opened:
                 self._remove_quietly(name)
             raise
+        self._changed()
+
+    def _change_link(self, link: Link) -> None:
+        """Give a link another filter or other options; nothing that is published meanwhile misses it."""
+        with self._lock:
+            self._check()
+            self._table.add(link)
+            self._sync([*self._table.names] if link.source == STAR else (link.source,))
         self._changed()
 
     def remove_link(self, source: str, sink: str) -> None:
@@ -808,13 +870,6 @@ def _after_fork() -> None:
     for gateway in list(_live):
         gateway._closed = True
         gateway._lock = threading.RLock()
-
-
-def _checked(name: str) -> str:
-    if not isinstance(name, str) or not name or name == STAR or is_address(name) or "\0" in name:
-        shown = without_secrets(name) if isinstance(name, str) else name
-        raise InvalidArgument(f"{shown!r} cannot name a module")
-    return name
 
 
 os.register_at_fork(after_in_child=_after_fork)

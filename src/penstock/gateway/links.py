@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from penstock.address import without_secrets
-from penstock.channel import Overflow, choose
+from penstock.channel import Overflow
 from penstock.errors import InvalidArgument
 from penstock.gateway.filters import Filter
+from penstock.gateway.place import Checks, check_options
 
 STAR = "*"
 Node = TypeVar("Node", bound=Hashable)
@@ -27,6 +28,19 @@ class Delivery(enum.StrEnum):
 
     AT_MOST_ONCE = "at_most_once"  # a message at which the sink fails is lost to it; this is counted and reported
     AT_LEAST_ONCE = "at_least_once"  # such a message is redelivered, and its source knows when it was handled
+
+
+CHECKS: Checks = {
+    "delivery": lambda place: None if place.value is None else place.member(Delivery),
+    "max_tries": lambda place: place.integer(1, optional=True),
+    "backoff_s": lambda place: place.seconds(),
+    "max_backoff_s": lambda place: place.seconds(),
+    "ordered": lambda place: place.truth(),
+    "ttl_s": lambda place: place.seconds(optional=True),
+    "max_messages": lambda place: place.integer(1, optional=True),
+    "max_bytes": lambda place: place.integer(1, optional=True),
+    "overflow": lambda place: Overflow(place.choice(("block", "drop_newest"))),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +65,13 @@ class LinkOptions:
     overflow: Overflow = Overflow.BLOCK
 
     def __post_init__(self) -> None:
-        if self.delivery is not None:
-            object.__setattr__(self, "delivery", choose(Delivery, self.delivery, "delivery"))
-        object.__setattr__(self, "overflow", choose(Overflow, self.overflow, "overflow"))
-        if not 0 < self.backoff_s <= self.max_backoff_s:
-            raise InvalidArgument(f"backoff_s={self.backoff_s} must be above 0 and at most {self.max_backoff_s}")
-        for name in ("max_tries", "max_messages", "max_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidArgument(f"{name}={value} must be 1 or more")
-        if self.ttl_s is not None and not self.ttl_s > 0:
-            raise InvalidArgument(f"ttl_s={self.ttl_s} must be above 0 seconds")
+        check_options(self, CHECKS)
+        if self.backoff_s > self.max_backoff_s:
+            raise InvalidArgument(f"backoff_s={self.backoff_s} is above max_backoff_s={self.max_backoff_s}")
         if self.delivery is Delivery.AT_MOST_ONCE and self.tries_again:
             raise InvalidArgument("max_tries, ordered and backoff_s are for links with delivery at_least_once")
-        if self.overflow is Overflow.DROP_OLDEST:
-            raise InvalidArgument("overflow of a link is block or drop_newest; a module's queue can drop_oldest")
+        if self.overflow is not Overflow.BLOCK and not self.bounded:
+            raise InvalidArgument("overflow says what happens at a link's max_messages or max_bytes: give one of these")
 
     @property
     def tries_again(self) -> bool:

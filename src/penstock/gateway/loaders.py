@@ -94,13 +94,17 @@ def python(entrypoint: Place) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
         entrypoint.only("class")
         entrypoint.need("class")
         entrypoint = entrypoint["class"]
-    kind = imported(entrypoint)
+    return of_class(imported(entrypoint), entrypoint)
+
+
+def of_class(kind: Any, place: Place) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """The same of the class itself, which is named at ``place``."""
     if not callable(kind) or not hasattr(kind, "receive"):
-        entrypoint.fail(f"{entrypoint.value!r} is no class with a receive method")
+        place.fail(f"{place.value!r} is no class with a receive method")
     try:
         refuse_generators(kind)
     except TypeError as error:
-        entrypoint.fail(str(error), error)
+        place.fail(str(error), error)
     return kind, getattr(kind, "parse", _as_given)
 
 

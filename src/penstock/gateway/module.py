@@ -11,6 +11,7 @@ may be ``async def``. A module may publish from any thread and from inside ``rec
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import math
 import threading
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from penstock import clock as clocks
 from penstock._core.gateway import GatewayMessage
+from penstock.errors import InvalidArgument
 from penstock.types import Codec, Schema, codec_of
 from penstock.types.fields import Reader, reader_of
 from penstock.types.handles import Decoding
@@ -112,10 +114,10 @@ class Module:
             content = self._codec("output_type").encode(content)
         if properties is not None or not isinstance(content, GatewayMessage):
             content = GatewayMessage(content, properties)
-        if output:
-            self.broker.publish_output(self, output, content)
-        else:
+        if output == "":
             self.broker.publish(self, content)
+        else:
+            self.broker.publish_output(self, check_output(output), content)
 
     def value(self, message: GatewayMessage) -> Any:
         """The message as an object of the ``input_type``; ``DecodeError`` where it is none, which is a failure of
@@ -132,6 +134,15 @@ class Module:
         if which not in known:
             known[which] = codec_of(getattr(self, which))
         return known[which]  # type: ignore[no-any-return]
+
+
+def check_output(output: Any) -> str:
+    """Refuse what no link can name as ``MODULE.OUTPUT``: the message would go nowhere."""
+    if not isinstance(output, str):
+        raise TypeError(f"output is the name of an output, not {output!r}")
+    if "." in output:
+        raise InvalidArgument(f"output={output!r}: the name of an output has no dot")
+    return output
 
 
 class Source(Module):
@@ -196,11 +207,29 @@ def typed(module: Any, which: str) -> Schema | None:
     return None if kind is None else codec_of(kind).described()
 
 
-def published_values(module: Any) -> Reader | None:
-    """How the fields of what it publishes are read: as its ``output_type`` or its channel says; None: as JSON."""
+def published_values(module: Any) -> Reader:
+    """How the fields of what it publishes are read: as its ``output_type`` or its channel says, else as JSON."""
     schema = typed(module, "output_type")
-    found: Reader | None = getattr(module, "channel_value", None) if schema is None else reader_of(schema)
+    if schema is not None:
+        return reader_of(schema)
+    found: Reader = getattr(module, "channel_value", None) or (lambda message: json.loads(bytes(message)))
     return found
+
+
+class PublishedValues:
+    """The same of whoever is the module of a worker now: it may be replaced while its links stay."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._module: Any = None
+        self._read: Reader = bytes
+
+    def __call__(self, message: Any) -> Any:
+        module = self._worker.module
+        if module is not self._module:
+            self._read = published_values(module)
+            self._module = module
+        return self._read(message)
 
 
 def refuse_generators(module: Any) -> None:

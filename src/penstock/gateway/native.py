@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -61,11 +62,13 @@ def load(entrypoint: Place) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
         entrypoint.only("module.path")
         entrypoint.need("module.path")
         entrypoint = entrypoint["module.path"]
-    path = entrypoint.text()
+    path = _found(entrypoint)
     try:
         function = ctypes.CDLL(path).penstock_module
     except OSError as error:
         hint = '; a Python class has "python" as the name of its loader' if re.fullmatch(r"[\w.]+:\w+", path) else ""
+        if not hint and not os.path.exists(path) and not os.path.isabs(path):
+            hint = f" (looked for in {' and '.join(map(str, _directories(entrypoint)))})"
         entrypoint.fail(f"cannot be loaded: {error}{hint}", error)
     except AttributeError as error:
         entrypoint.fail(f"{path} exports no penstock_module; see {include_directory() / 'penstock_module.h'}", error)
@@ -79,6 +82,18 @@ def load(entrypoint: Place) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     if not (api.create and api.receive and api.destroy):
         entrypoint.fail(f"{path}: create, receive and destroy must all be there")
     return lambda: NativeModule(api, path), json.dumps
+
+
+def _directories(entrypoint: Place) -> list[Path]:
+    """Where a relative path leads from: the file, as for Python classes, and the working directory."""
+    beside = [] if entrypoint.file is None else [Path(entrypoint.file).resolve().parent]
+    return list(dict.fromkeys((*beside, Path.cwd())))
+
+
+def _found(entrypoint: Place) -> str:
+    """The library's path; where nothing lies in these directories the system looks for it by its name."""
+    given = entrypoint.text()
+    return next((str(path / given) for path in _directories(entrypoint) if (path / given).is_file()), given)
 
 
 class NativeModule(Module):

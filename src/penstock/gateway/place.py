@@ -1,14 +1,19 @@
-"""A value in a configuration together with its path, so that errors can name the path."""
+"""A value in a configuration together with its path, so that errors can name the path; and options made of such values,
+which are checked alike in a file and in Python."""
 
 from __future__ import annotations
 
+import enum
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from penstock.errors import InvalidArgument, PenstockError, nearest
 from penstock.gateway.errors import ModuleError
+
+Member = TypeVar("Member", bound=enum.StrEnum)
+UNBOUNDED = 1 << 62
 
 
 class ConfigurationError(InvalidArgument):
@@ -101,6 +106,23 @@ class Place:
             self.fail(f"{text!r} is not a {what}; {nearest(text, valid)}")
         return text
 
+    def member(self, kind: type[Member]) -> Member:
+        """One of the texts that ``kind`` lists."""
+        return kind(self.choice([one.value for one in kind]))
+
+    def truth(self) -> bool:
+        """True or false."""
+        if not isinstance(self.value, bool):
+            self.fail(f"is true or false, not {_kind(self.value)}")
+        return self.value
+
+    def seconds(self, *, optional: bool = False) -> Any:
+        """A number above 0; with ``optional`` also null."""
+        found = self.number(optional=optional)
+        if found is not None and not found > 0:
+            self.fail(f"is {self.value}; it must be above 0 seconds{', or null' if optional else ''}")
+        return found
+
     def number(self, least: float = -math.inf, *, optional: bool = False) -> Any:
         """A number of at least ``least``; with ``optional`` also null."""
         if self.value is None and optional:
@@ -111,15 +133,32 @@ class Place:
             self.fail(f"is {self.value}; it must be {least} or more")
         return float(self.value)
 
-    def integer(self, least: int, most: int = 1 << 62, *, optional: bool = False) -> Any:
+    def integer(self, least: int, most: int = UNBOUNDED, *, optional: bool = False) -> Any:
         """An integer between two bounds; with ``optional`` also null."""
         if self.value is None and optional:
             return None
         if isinstance(self.value, bool) or not isinstance(self.value, int):
             self.fail(f"is a whole number, not {_kind(self.value)}")
         if not least <= self.value <= most:
-            self.fail(f"is {self.value}; {least} to {most} are allowed")
+            bounds = f"it must be {least} or more" if most == UNBOUNDED else f"{least} to {most} are allowed"
+            self.fail(f"is {self.value}; {bounds}")
         return self.value
+
+
+Checks = Mapping[str, Callable[[Place], Any]]
+
+
+def checked(place: Place, checks: Checks) -> dict[str, Any]:
+    """The options at a place of a file."""
+    return {name: check(place[name]) for name, check in checks.items() if name in place}
+
+
+def check_options(options: Any, checks: Checks) -> None:
+    """The same for a frozen dataclass that is being made; its defaults need no check."""
+    for name, check in checks.items():
+        value = getattr(options, name)
+        if value is not type(options).__dataclass_fields__[name].default:
+            object.__setattr__(options, name, check(Place(value, name)))
 
 
 def _kind(value: Any) -> str:

@@ -385,7 +385,7 @@ class Stage:
         self._sources[port.id] = node, name
         found = []
         for sink, filters in self._table.sinks(name).items():
-            read = node.value_of if node.recipe is None else published_values(node.recipe.build)
+            read: Reader | None = node.value_of if node.recipe is None else published_values(node.recipe.build)
             read = None if output == ERROR else read
             compiled = [one.compile(self._clock.now, read) for one in filters if not one.empty]
             accepts = any_of(compiled) if compiled and len(compiled) == len(filters) else None

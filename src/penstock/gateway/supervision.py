@@ -10,8 +10,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from penstock.channel import choose
 from penstock.errors import InvalidArgument
+from penstock.gateway.place import Checks, check_options
 
 
 class Policy(enum.StrEnum):
@@ -19,6 +19,14 @@ class Policy(enum.StrEnum):
 
     NEVER = "never"
     ON_FAILURE = "on_failure"
+
+
+CHECKS: Checks = {
+    "policy": lambda place: place.member(Policy),
+    "backoff_s": lambda place: place.seconds(),
+    "max_backoff_s": lambda place: place.seconds(),
+    "limit": lambda place: place.integer(1, optional=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +39,9 @@ class Restart:
     limit: int | None = 10
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "policy", choose(Policy, self.policy, "policy"))
-        if not 0 < self.backoff_s <= self.max_backoff_s:
-            raise InvalidArgument(
-                f"backoff_s={self.backoff_s} must be above 0 and at most max_backoff_s={self.max_backoff_s}"
-            )
-        if self.limit is not None and self.limit < 1:
-            raise InvalidArgument(f"limit={self.limit} must be 1 or more, or null to never give up")
+        check_options(self, CHECKS)
+        if self.backoff_s > self.max_backoff_s:
+            raise InvalidArgument(f"backoff_s={self.backoff_s} is above max_backoff_s={self.max_backoff_s}")
 
 
 class Supervisor:

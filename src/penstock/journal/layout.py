@@ -21,6 +21,7 @@ VERSION: Final = 2
 LOCK_NAME: Final = "lock"
 READERS_NAME: Final = "readers"
 FRONTIER_NAME: Final = "frontier"
+CHANNEL_NAME: Final = "channel"
 FRONTIER_BYTES: Final = 4096
 SEGMENT_HEADER_BYTES: Final = 4096
 BLOCK_BYTES: Final = 65536

@@ -55,13 +55,14 @@ def _explain(text: str, watch_s: float, passed: set[str]) -> list[Finding]:
         found += _publisher_findings(parts.text, publishers, parts.scheme)
     found += bridged
     readers = [b for b in blocks if b.kind not in (*PRODUCERS, TAIL)]
-    from_disk = list(_disk_findings(parts, everything))
+    from_disk = list(_disk_findings(parts))
     found += from_disk
     if readers or not from_disk:
         stalled, losing = _watch(readers, watch_s)
         found += _reader_findings(readers, stalled, losing, watch_s)
     if not bridged and (not blocks or (parts.scheme == "shm" and not publishers)):
-        found += _similar_addresses(parts, everything)
+        at_another_port = parts.scheme != "broker" or any(finding.grave for finding in found)
+        found += _similar_addresses(parts, everything, at_another_port)
     return sorted(found, key=lambda finding: not finding.grave)
 
 
@@ -78,16 +79,20 @@ def _of_address(below: list[Block], everything: list[Block], parts: addresses.Ad
     from penstock.shm.explain import carriers
 
     names = {f"shm:{name}" for name in carriers(parts)}
+    own = f"shm:{parts.name}"
     return [
         b
         for b in everything
-        if b.room == "shm" and _plain(b.address) in names
-        and (b.kind in PRODUCERS or _plain(b.address) == f"shm:{parts.name}")
-    ] + [b for b in below if b.name_cut or b.room != "shm"]  # fmt: skip
+        if b.room == "shm" and _plain(b.address) in names and (b.kind in PRODUCERS or _plain(b.address) == own)
+    ] + [
+        b
+        for b in below
+        if b.name_cut or b.room not in ("shm", "journal") or (b.room == "journal" and _plain(b.address) == own)
+    ]
 
 
-def _disk_findings(parts: addresses.Address, everything: list[Block]) -> Iterator[Finding]:
-    """The readers of a durable channel's journal: subscribers with ``start=`` are no members of the channel."""
+def _disk_findings(parts: addresses.Address) -> Iterator[Finding]:
+    """How many read a durable channel's journal, those included whose counters this user may not read."""
     if parts.scheme != "shm":
         return  # over tcp the publisher reads for them; a bus cannot be seen from outside its process
     from penstock.shm.explain import kept_at
@@ -97,14 +102,9 @@ def _disk_findings(parts: addresses.Address, everything: list[Block]) -> Iterato
     from penstock.journal import presence
 
     journal = f"journal:{directory}"
-    readers = [b for b in everything if b.kind in READERS and b.address.partition("#")[0] == journal]
-    if number := max(len(readers), presence.count(Path(directory))):
+    if number := presence.count(Path(directory)):
         text = "1 subscriber reads" if number == 1 else f"{number} subscribers read"
         yield Finding(f"{text} it from disk ({printable(journal)})", grave=False)
-    for block in readers:
-        if block.lag:
-            who = f"the {block.kind} in process {block.pid} ({block.program})"
-            yield Finding(f"{who} reads it from disk and is {block.lag} messages behind", grave=False)
 
 
 def _bridge_findings(parts: addresses.Address, everything: list[Block], passed: set[str]) -> list[Finding]:
@@ -301,10 +301,11 @@ def _process_findings(pids: set[int]) -> Iterator[Finding]:
             yield Finding(f"process {pid} waits for a disk or device", grave=False)
 
 
-def _similar_addresses(parts: addresses.Address, everything: list[Block]) -> Iterator[Finding]:
+def _similar_addresses(parts: addresses.Address, everything: list[Block], at_another_port: bool) -> Iterator[Finding]:
     """Open addresses of the same scheme with a similar name; not the broker that this address belongs to."""
     text = _plain(parts.text)
-    known = {b.address.partition("?")[0] for b in everything if b.address.startswith(f"{parts.scheme}:")}
+    head = f"{parts.scheme}:" if at_another_port else f"{parts.scheme}://{parts.host}:{parts.port}/"
+    known = {b.address.partition("?")[0] for b in everything if b.address.startswith(head)}
     close = difflib.get_close_matches(text, sorted(n for n in known if not text.startswith(n)), n=3, cutoff=0.75)
     if parts.scheme == "shm":  # channels above and below it: a name cut short, or a slash too many
         stem = text.rstrip("/")

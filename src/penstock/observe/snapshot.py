@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -87,8 +87,10 @@ class Block:
 
     @property
     def waiting(self) -> int:
-        """Messages that wait to be read. The depth of a shared-memory reader is what it holds, so its lag counts."""
-        return self.lag if self.room == "shm" and self.kind == "subscriber" else self.depth
+        """Messages that wait to be read. The depth of a shared-memory reader is what it holds, so its lag counts; the
+        lag of a journal's reader counts if it reads all topics."""
+        lags = self.room == "shm" or (self.room == "journal" and ("#" not in self.name or self.name.endswith("#>")))
+        return self.lag if lags and self.kind == "subscriber" else self.depth
 
     @property
     def without_consumer(self) -> bool:
@@ -168,6 +170,14 @@ def matching(blocks: Iterable[Block], address: str) -> list[Block]:
         for b in blocks
         if b.address == wanted or b.address.startswith((wanted + "#", wanted + "/", wanted + "?")) or b.name in long
     ]
+
+
+def of_queue(blocks: Sequence[Block], broker: str, queue: str) -> list[Block]:
+    """The blocks of a queue, whose broker has the address ``broker``: its own, and those of who consumes it here."""
+    holders = {b.pid for b in blocks if b.room == "broker" and b.kind == "broker" and b.address == broker}
+    own = [b for b in blocks if b.room == "broker" and b.kind == "queue" and b.name == queue and b.pid in holders]
+    end = f"?queue={queue}"
+    return own + [b for b in blocks if b.address.startswith(f"{broker}/") and b.address.endswith(end)]
 
 
 def _cut_names(address: str) -> set[str]:

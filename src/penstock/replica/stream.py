@@ -12,7 +12,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -135,10 +135,11 @@ def _server(text: str) -> tuple[str, int]:
 
 
 class JetStream:
-    """A stream of a NATS cluster."""
+    """A stream of a NATS cluster. ``limits``: what a stream that is made here has other than a log of blocks."""
 
-    def __init__(self, target: Target, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, target: Target, *, answer_s: float = ANSWER_S, limits: Mapping[str, Any] | None = None) -> None:
         self.target = target
+        self._limits = limits or {}
         self.name = f"stream {target.stream}"
         self.subject = f"penstock.{target.stream}"
         self.client = Client(target.servers, target.access)
@@ -166,6 +167,7 @@ class JetStream:
             "max_age": 0,
             "allow_direct": True,
             "deny_delete": True,
+            **self._limits,
         }
         self._ask(f"STREAM.CREATE.{self.target.stream}", configuration)
         return self.describe()

@@ -107,7 +107,7 @@ def describe(parts: addresses.Address) -> dict[str, Any]:
     }
     optional = {"type": channel.type, "metadata": channel.metadata_size, "problem": channel.problem}
     if channel.durable:
-        optional["on disk"] = f"journal:{printable(channel.durable)} (subscribers with start= are its readers)"
+        optional["on disk"] = f"journal:{printable(channel.durable)}"
     if channel.vchans:
         optional["virtual channels"] = ", ".join(list(channel.vchans.values())[:8])
     return {**facts, **{name: value for name, value in optional.items() if value}}

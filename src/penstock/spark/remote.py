@@ -12,11 +12,11 @@ import contextlib
 import secrets
 import ssl
 from collections.abc import Iterable, Iterator, Sequence
-from urllib.parse import parse_qsl, urlsplit
 
 import numpy
 import pyarrow
 
+from penstock.address import parse
 from penstock.broker.fetch import RangeClient
 from penstock.broker.ranges import Range as FetchedRange
 from penstock.broker.words import OWN_PROPERTIES, Refusal, check_pattern
@@ -59,13 +59,15 @@ def connect(text: str, kind: type[RangeClient] = RangeClient) -> Iterator[RangeC
 
 def address(text: str) -> tuple[str, int, dict[str, str]]:
     """Host, port and options of a broker's address."""
-    parts = urlsplit(text)
-    options = dict(parse_qsl(parts.query))
-    unknown = [name for name in options if name not in ADDRESS_OPTIONS]
-    if parts.scheme != "broker" or not parts.hostname or parts.port is None or unknown:
-        shape = "broker://HOST:PORT?token=TOKEN&tls=true&queue=NAME"
+    shape = "broker://HOST:PORT?token=TOKEN&tls=true&queue=NAME"
+    try:
+        parts = parse(text)
+    except InvalidArgument:
+        raise InvalidArgument(f"{shown(text)!r} is not of the form {shape}") from None
+    options = dict(parts.options)
+    if parts.scheme != "broker" or any(name not in ADDRESS_OPTIONS for name in options):
         raise InvalidArgument(f"{shown(text)!r} is not of the form {shape}")
-    return parts.hostname, parts.port, options
+    return parts.host, parts.port or 9876, options
 
 
 def _tls(text: str | None) -> ssl.SSLContext | None:
@@ -80,7 +82,7 @@ def _tls(text: str | None) -> ssl.SSLContext | None:
 
 def queue_name(text: str) -> str | None:
     """The queue that a broker's address names."""
-    return dict(parse_qsl(urlsplit(text).query)).get("queue")
+    return parse(text).options.get("queue")
 
 
 class WholeRanges(RangeClient):

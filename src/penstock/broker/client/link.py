@@ -18,27 +18,16 @@ import time
 
 from penstock._core.broker import open_timer, set_timer
 from penstock.broker.client.dialogue import Dialogue
+from penstock.broker.hosts import hosts_of
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
 from penstock.channel import check_timeout
-from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError
+from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError, StateError
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
 ATTEMPT_S = 5.0  # for one attempt to connect: a machine that is gone answers nothing, and nothing else ends it
+GROUP_ATTEMPT_S, GROUP_RETRY_S = 1.0, 0.25  # where there are several brokers: another one may lead any moment
 MAX_TIMEOUT_S = 1e9  # some thirty years
 FAREWELL_S = 2.0  # how long a broker may take to close after the last line
-
-
-def check_place(host: str, port: int) -> None:
-    """Refuse what is no host or no port: nobody would ever answer there, or somebody else would."""
-    if not isinstance(host, str):
-        raise TypeError(f"a broker's host is a str, not {type(host).__name__}")
-    form = "Client('127.0.0.1', 9876), or penstock.subscriber('broker://127.0.0.1:9876/TOPIC')"
-    if "/" in host or host.count(":") == 1:  # an address of version 6 has more of them
-        raise InvalidArgument(f"host={host!r} is a host alone, without scheme and port: {form}")
-    if not host or not host.isprintable() or " " in host:
-        raise InvalidArgument(f"host={host!r} is no host: {form}")
-    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
-        raise InvalidArgument(f"port={port!r} must be a number from 1 to 65535")
 
 
 class Link:
@@ -55,7 +44,8 @@ class Link:
         connect_timeout: float = 10.0,
         keepalive_s: float = DEFAULT_S,
     ) -> None:
-        check_place(host, port)
+        self._hosts = hosts_of(host, port)
+        self._at = 0  # the one of them that is tried, or connected
         if check_timeout(connect_timeout) is None or connect_timeout > MAX_TIMEOUT_S:
             raise InvalidArgument(f"timeout={connect_timeout!r} must be 0 to {MAX_TIMEOUT_S:.0f} seconds")
         self.host, self.port = host, port
@@ -85,6 +75,14 @@ class Link:
         self._liveness: Liveness | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._waiting = 0  # who sleeps on the descriptor, which stays open until the last of them was woken
+
+    def check(self, handle: str) -> None:
+        """Refuse what was closed, and what belongs to another process."""
+        if os.getpid() != self._pid:
+            raise StateError(f"{handle} was opened before this process was forked; open it again in the child")
+        if self.closed:
+            raise ClosedError(f"{handle} was closed")
 
     # --- the descriptor
 
@@ -104,24 +102,44 @@ class Link:
 
     def wait(self, timeout: float | None) -> bool:
         """Sleep until there is something to do; False when the time is over."""
-        with self._lock:
-            self._interest()
-        if self.closed:
-            raise ClosedError("this client was closed")
-        if self._socket is None and self.dialogue.refused is not None:
-            return True  # nothing will come any more, which the next pump tells
+        self.begin_wait()
         try:
+            if self._socket is None and self.dialogue.refused is not None:
+                return True  # nothing will come any more, which the next pump tells
             found = bool(self._poll.poll(-1 if timeout is None else timeout))
             if self._woken and not self.closed:
                 self._woken = False
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
-        except (ValueError, OSError):
-            raise ClosedError("this client was closed") from None
-        return found
+            return found
+        finally:
+            self.end_wait()
+
+    def begin_wait(self) -> None:
+        """From here to ``end_wait`` the descriptor stays open, even if this is closed."""
+        self.check("this client")  # before the lock, which another thread may have held when this was forked
+        with self._lock:
+            self.check("this client")
+            self._interest()
+            self._waiting += 1
+
+    def end_wait(self) -> None:
+        """Nobody sleeps on the descriptor any more, of those that ``begin_wait`` has counted."""
+        with self._lock:
+            self._waiting -= 1
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Close the descriptors of a closed link, when nobody sleeps on them."""
+        if self.closed and not self._waiting and not self._poll.closed:
+            self._poll.close()
+            os.close(self._wake)
+            os.close(self._timer)
 
     def _set_timer(self) -> None:
         """Make the descriptor readable when it is time to connect again, or to look whether the broker is there."""
+        if self.closed:
+            return
         at = 0.0
         if self._socket is None:
             at = self._retry_at if self.dialogue.refused is None else 0.0
@@ -143,6 +161,8 @@ class Link:
 
     def wake(self) -> None:
         """End a ``wait`` of another thread."""
+        if self._poll.closed:
+            return
         self._woken = True
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
@@ -151,13 +171,17 @@ class Link:
 
     def pump(self) -> None:
         """Do what can be done now, without waiting."""
+        if os.getpid() != self._pid:
+            self._drop_socket()
+            self.check("this client")
         with self._lock:
             self._pump()
 
     def _pump(self) -> None:
-        if self.closed or os.getpid() != self._pid:
+        if self.closed:
             self._drop_socket()
-            raise ClosedError("this client was closed")
+            self._give_back()
+            self.check("this client")
         if self.dialogue.refused is not None and self._socket is None:
             raise self.dialogue.refused
         try:
@@ -186,12 +210,12 @@ class Link:
             return
         if self.connections and not self._reconnect:
             raise ConnectionError("the connection was lost")
-        family, kind, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(*self._hosts[self._at], type=socket.SOCK_STREAM)[0]
         self._socket = socket.socket(family, kind)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connecting = True
-        self._attempt_until = now + min(ATTEMPT_S, self._give_up_s)
+        self._attempt_until = now + min(ATTEMPT_S if len(self._hosts) == 1 else GROUP_ATTEMPT_S, self._give_up_s)
         self._mask = select.EPOLLOUT
         self._poll.register(self._socket, self._mask)
         code = self._socket.connect_ex(address)
@@ -223,7 +247,9 @@ class Link:
         self._connecting = False
         if self._tls is not None:
             self._poll.unregister(self._socket)
-            self._socket = self._tls.wrap_socket(self._socket, server_hostname=self.host, do_handshake_on_connect=False)
+            self._socket = self._tls.wrap_socket(
+                self._socket, server_hostname=self._hosts[self._at][0], do_handshake_on_connect=False
+            )
             self._poll.register(self._socket, select.EPOLLIN)
             self._mask = select.EPOLLIN
             self._shaking = True
@@ -260,7 +286,7 @@ class Link:
 
     def _send(self) -> None:
         sock = self._socket
-        if sock is None or self._connecting or self._shaking:
+        if sock is None or self._connecting or self._shaking or os.getpid() != self._pid:
             return
         try:
             while (data := self.dialogue.outgoing()) is not None:
@@ -307,8 +333,11 @@ class Link:
         now = time.monotonic()
         if was_ready:
             self._down_since = now
-        self._retry_at = now + self._pause
-        self._pause = min(self._pause * 2, RETRY_S[1])
+        self._at = (self._at + 1) % len(self._hosts)
+        self._retry_at = now
+        if self._at == 0 or was_ready:  # all of them were tried
+            self._retry_at += self._pause
+            self._pause = min(self._pause * 2, RETRY_S[1] if len(self._hosts) == 1 else GROUP_RETRY_S)
         self._error = error
         if self.dialogue.refused is None and self.connections and not self._reconnect:
             self.dialogue.fail(self._no_connection())
@@ -385,12 +414,12 @@ class Link:
         if self._lock.acquire(timeout=1.0):  # a thread that is in pump sees `closed` at its next turn
             try:
                 self._drop_socket()
+                self._give_back()
             finally:
                 self._lock.release()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # also where it was refused to be made
+            self.closed, self._waiting = True, 0
             self._drop_socket()
-            self._poll.close()
-            os.close(self._wake)
-            os.close(self._timer)
+            self._give_back()

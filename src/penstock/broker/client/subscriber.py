@@ -32,7 +32,7 @@ from penstock.broker.client.requests import milliseconds, queue_options, schema_
 from penstock.broker.liveness import DEFAULT_S
 from penstock.broker.words import TEMPORARY
 from penstock.channel import Ledger, check_timeout, choose
-from penstock.errors import ClosedError, InvalidArgument, ProtocolError, StateError
+from penstock.errors import InvalidArgument, ProtocolError, StateError
 
 if TYPE_CHECKING:
     from penstock._core import Batch, Message
@@ -188,8 +188,7 @@ class Subscriber(channel.Subscriber):
             self._link.wake()
 
     def _check(self) -> None:
-        if self._link.closed:
-            raise ClosedError("this subscriber was closed")
+        self._link.check("this subscriber")
 
     # --- what messages are made of
 
@@ -282,8 +281,15 @@ class Subscriber(channel.Subscriber):
 
     def fileno(self) -> int:
         """Readable when something may have come."""
-        self._check()
-        return self._link.fileno()
+        with self._turn:
+            self._check()
+            return self._link.fileno()
+
+    def _begin_wait(self) -> None:
+        self._link.begin_wait()
+
+    def _end_wait(self) -> None:
+        self._link.end_wait()
 
     # --- acknowledging
 

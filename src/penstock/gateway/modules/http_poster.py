@@ -119,9 +119,11 @@ class HttpPoster(Module):
                     return
                 if last or not (status >= 500 or status in (408, 429)):
                     raise HttpRefused(f"{self._told} answered {status}")
+            except HttpRefused:
+                raise
             except (OSError, http.client.HTTPException) as error:
-                if last or isinstance(error, HttpRefused):
-                    raise
+                if last:
+                    raise ConnectionError(f"{self._told} did not answer: {error}") from error
             if tried > 1:  # the first time the connection may only have been closed while idle
                 self._ending.wait(self.configuration["backoff_s"] * 2 ** (tried - 2))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.configuration import link_filter
-from penstock.gateway.module import Module, Outlet, options
+from penstock.gateway.module import Module, Outlet, check_output, options
 from penstock.gateway.place import Place
 
 
@@ -23,7 +23,7 @@ class Switch(Module):
         place = Place(options(args, outputs={}), "")["outputs"]
         if not place.mapping():
             raise ValueError("outputs is empty; give each a filter")
-        return {name: link_filter(place[name]) for name in place.mapping()}
+        return {check_output(name): link_filter(place[name]) for name in place.mapping()}
 
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Prepare the filters."""

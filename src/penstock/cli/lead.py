@@ -1,0 +1,89 @@
+"""A broker of a group (``penstock broker --standby``): stands by, leads while it has the lease, stands by again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.broker import Server
+    from penstock.replica import JetStream, Replica
+    from penstock.replica.lease import Lease
+
+log = logging.getLogger("penstock.broker")
+
+
+class Turns:
+    """One broker's turns at leading. ``serve`` makes the server of a turn, ``leading`` tells that it listens."""
+
+    def __init__(
+        self,
+        directory: Path,
+        blocks: JetStream,
+        lease: Lease,
+        serve: Callable[[Replica, Callable[[], bool]], Server],
+        leading: Callable[[Server], None],
+        drain_s: float,
+    ) -> None:
+        self._directory = directory
+        self._blocks = blocks
+        self._lease = lease
+        self._serve = serve
+        self._leading = leading
+        self._drain_s = drain_s
+        self._stopped = False
+        self._replica: Replica | None = None
+        self._server: Server | None = None
+
+    def stop(self, *_: object) -> None:
+        """End, for good. Any thread, any signal handler."""
+        self._stopped = True
+        if self._server is not None:
+            self._server.stop()
+        if self._replica is not None:
+            self._replica.end_after(self._drain_s)
+
+    def reload(self, *_: object) -> None:
+        """Read the tokens again."""
+        if self._server is not None:
+            self._server.reload()
+
+    def run(self) -> None:
+        """Until ``stop``."""
+        from penstock.replica.standby import stand_by
+
+        while stand_by(self._directory, self._blocks, self._lease, lambda: self._stopped):
+            try:
+                self._lead()
+            finally:
+                self._lease.release()
+                self._server = self._replica = None
+
+    def _lead(self) -> None:
+        """One turn. It ends when another broker leads or the cluster cannot be reached; other errors are raised."""
+        from penstock.replica import Replica
+
+        replica = self._replica = Replica(self._directory, self._blocks)
+        self._lease.keep(self._lost)  # before the log is read, which may take longer than a lease
+        try:
+            server = self._server = self._serve(replica, lambda: self._lease.held)
+            if self._stopped:
+                server.stop()
+            self._leading(server)
+            server.run()
+        except OSError as error:
+            if replica.fault is None and self._lease.held:
+                raise
+            log.warning("%s", replica.fault or error)
+        if not self._stopped:
+            log.warning("this broker does not lead any more")
+
+    def _lost(self) -> None:
+        """The lease has ended: nothing is waited for any more."""
+        replica, server = self._replica, self._server
+        if replica is not None:
+            replica.end_after(0)
+        if server is not None:
+            server.wake()

@@ -1,0 +1,143 @@
+"""The lease: one holder at a time by everybody's own clock, whatever is lost on the way; renewed, given back, taken over."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from penstock.errors import InvalidArgument, PenstockError
+from penstock.replica.client import UnansweredError
+from penstock.replica.lease import MARGIN, Holder, Lease
+
+from .conftest import LONG, until
+from .fake_blocks import FakeBlocks, FakeStream
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lease(stream: FakeStream, clock: Clock, address: str = "a:1", **trouble: float) -> Lease:
+    return Lease(FakeBlocks(stream, random.Random(1), **trouble), address, 1.0, clock=clock)
+
+
+def test_one_leads_until_its_lease_has_ended(stream: FakeStream) -> None:
+    clock = Clock()
+    first, second = lease(stream, clock), lease(stream, clock, "b:2")
+    assert first.take() and first.held
+    assert not second.take() and not second.held
+    assert second.holder is not None and second.holder.address == "a:1"
+    clock.now = 0.9
+    assert first.renew()
+    clock.now = 1.5
+    assert not second.take(), "it was renewed meanwhile"
+    clock.now = 1.5 + MARGIN
+    assert not first.held
+    clock.now += 0.01
+    assert second.take() and second.held
+    assert not first.renew() and not first.held
+    assert not first.take()
+
+
+def test_what_was_given_back_is_taken_at_once(stream: FakeStream) -> None:
+    clock = Clock()
+    first, second = lease(stream, clock), lease(stream, clock, "b:2")
+    assert first.take()
+    assert not second.take()
+    first.release()
+    assert not first.held
+    assert second.take()
+    first.release()
+    assert second.renew(), "who does not hold it gives nothing back"
+
+
+def test_a_block_that_landed_without_an_answer_counts_from_when_it_was_sent(stream: FakeStream) -> None:
+    clock = Clock()
+    blocks = FakeBlocks(stream)
+    first, second = Lease(blocks, "a:1", 1.0, clock=clock), lease(stream, clock, "b:2")
+    assert first.take()
+    landed = stream.last + 1
+    stream.append(Holder(first._me.writer, "a:1").encode(), stream.last)
+    original, blocks.append = blocks.append, lambda *_: (_ for _ in ()).throw(UnansweredError("lost"))  # type: ignore[method-assign]
+    with pytest.raises(UnansweredError):
+        first.renew()
+    blocks.append = original  # type: ignore[method-assign]
+    second.look()
+    clock.now = 0.9
+    assert first.renew() and stream.last == landed
+    clock.now = 1.0
+    assert not first.held, "others count from when the block landed"
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"7", b"{", b"\xff", b"[" * 3000, b'{"writer": 5}', b" " * 5000])
+def test_a_lease_that_nobody_can_read_ends_as_any_other(stream: FakeStream, data: bytes) -> None:
+    clock = Clock()
+    mine = lease(stream, clock)
+    stream.append(data, 0)
+    assert not mine.take()
+    clock.now = MARGIN + 0.01
+    assert mine.take()
+
+
+def test_never_two_by_anybodys_clock(stream: FakeStream, seed: int) -> None:
+    """Steps of several brokers in random order, with answers and blocks lost, late, and clocks that go on meanwhile."""
+    for case in range(200):
+        chance = random.Random(seed + case)
+        stream, clock = FakeStream(), Clock()
+        all_of_them = [
+            Lease(FakeBlocks(stream, chance, trouble=0.3), f"h:{number}", 1.0, clock=clock) for number in range(1, 4)
+        ]
+        terms = 0
+        for _ in range(300):
+            clock.now += chance.random() * 0.3
+            one = chance.choice(all_of_them)
+            was = one.held
+            try:
+                if was and chance.random() < 0.05:
+                    one.release()
+                elif was:
+                    one.renew()
+                else:
+                    terms += one.take()
+            except (PenstockError, OSError):
+                pass
+            assert sum(each.held for each in all_of_them) <= 1, f"--seed {seed}, case {case}"
+        assert terms > 1
+
+
+def test_a_thread_renews_it_and_tells_when_it_is_lost(stream: FakeStream) -> None:
+    blocks = FakeBlocks(stream)
+    mine, lost = Lease(blocks, "a:1", 0.5), threading.Event()
+    assert mine.take()
+    mine.keep(lost.set)
+    until(lambda: stream.last >= 3, "renewals")
+    assert not lost.is_set()
+    stream.append(b"{}", stream.last)  # somebody else
+    assert lost.wait(LONG)
+    assert not mine.held
+    mine.stop()
+
+
+def test_a_thread_that_gets_no_answer_tells_when_the_lease_has_ended(stream: FakeStream) -> None:
+    blocks = FakeBlocks(stream)
+    mine, lost = Lease(blocks, "a:1", 0.5), threading.Event()
+    assert mine.take()
+    blocks.trouble = 1.0
+    blocks.append = lambda *_: (_ for _ in ()).throw(UnansweredError("cut off"))  # type: ignore[method-assign]
+    mine.keep(lost.set)
+    assert lost.wait(LONG)
+    assert not mine.held
+    mine.release()
+    assert stream.last == 1
+
+
+def test_a_lease_has_a_sensible_length(stream: FakeStream) -> None:
+    for length in (0.0, -1.0, float("nan"), 1e9):
+        with pytest.raises(InvalidArgument, match="to 3600 seconds"):
+            Lease(FakeBlocks(stream), "a:1", length)
