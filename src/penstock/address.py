@@ -47,6 +47,7 @@ ROOMS: Mapping[str, str] = {
     "tcp": "penstock.tcp",
     "journal": "penstock.journal",
     "broker": "penstock.broker",
+    "nats": "penstock.nats",
 }
 
 
@@ -55,7 +56,8 @@ DISK_OPTIONS: Mapping[str, frozenset[str]] = {
     "publisher": frozenset({"durable", "durable_wait", "retain_bytes", "retain_age_s", "segment_bytes"}),
     "subscriber": frozenset({"start", "durable"}),
 }
-KEEPING = ("journal", "broker")  # they have options of these names that are their own
+NETWORK = {"tcp": "tcp://HOST:PORT", "broker": "broker://HOST:PORT/TOPIC", "nats": "nats://HOST:PORT/SUBJECT"}
+KEEPING = ("journal", "broker", "nats")  # they have options of these names that are their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def parse(text: str) -> Address:
         raise InvalidArgument(f"address {text!r} has no known scheme; {nearest(scheme, ROOMS)}")
     rest, _, query = rest.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
-    if scheme in ("tcp", "broker"):
+    if scheme in NETWORK:
         return _parse_network(scheme, rest, options, text)
     topic = ""
     if scheme == "journal":
@@ -106,7 +108,7 @@ def parse(text: str) -> Address:
 
 
 def _parse_network(scheme: str, rest: str, options: dict[str, str], text: str) -> Address:
-    form = "tcp://HOST:PORT" if scheme == "tcp" else "broker://HOST:PORT/TOPIC"
+    form = NETWORK[scheme]
     if not rest.startswith("//"):
         raise InvalidArgument(f"address {text!r} is not of the form {form}")
     place, _, topic = rest[2:].partition("/")
@@ -311,7 +313,7 @@ def opener(scheme: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a room's ``publisher`` or ``subscriber``: it takes an address without its scheme. Its types are in
     the room's ``opening.pyi``."""
     kind = function.__name__.removeprefix("open_")
-    begin = f"{scheme}://" if scheme in ("tcp", "broker") else f"{scheme}:"
+    begin = f"{scheme}://" if scheme in NETWORK else f"{scheme}:"
 
     def open_named(name: str, /, **options: Any) -> Any:
         text = name if not isinstance(name, str) or name.startswith(f"{scheme}:") else begin + name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -77,3 +78,39 @@ def test_a_failure_is_counted_by_one_rule(
         expected = {"handled": 6 - lost, "lost": lost, "failed": 2 * tries, "waiting": 0, "expired": 0, "dropped": 0}
         assert counts() == expected
         assert {info.name: info.handled for info in gateway.modules()}["dead"] == 2 - lost
+
+
+class Slow(Module):
+    """Takes 20 ms for a message."""
+
+    def receive(self, message: GatewayMessage) -> None:
+        time.sleep(0.02)
+
+
+class SlowMany(Slow):
+    """The same, of one at a time."""
+
+    def receive_many(self, messages: list[GatewayMessage]) -> None:
+        time.sleep(0.02 * len(messages))
+
+
+@pytest.mark.parametrize(("loader", "kind"), [("python", "Slow"), ("process", "Slow"), ("process", "SlowMany")])
+def test_what_has_waited_too_long_expires_whatever_the_loader(loader: str, kind: str) -> None:
+    with Gateway() as gateway:
+        gateway.add_module("source", Collector)
+        gateway.add_module("sink", f"{HERE}:{kind}", loader=loader)
+        gateway.add_link("source", "sink", None, LinkOptions(ttl_s=0.5))
+        gateway.start()
+        for turn in (1, 2):
+            for _ in range(200):  # four seconds of work
+                gateway.module("source").publish(b"")
+
+            def info() -> Any:
+                return next(info for info in gateway.modules() if info.name == "sink")
+
+            eventually(lambda turn=turn: info().handled + info().ledger.expired == 200 * turn)
+        assert info().ledger.expired > 0
+        if kind == "Slow":
+            assert info().handled < 200
+        assert (info().lost, info().failed, info().waiting) == (0, 0, 0)
+        assert gateway.destroy() is True

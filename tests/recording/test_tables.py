@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import decimal
 import json
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from google.protobuf import timestamp_pb2
 
 import penstock
 from penstock import types
-from penstock.errors import DecodeError, InvalidArgument
+from penstock.errors import DecodeError, InvalidArgument, ProtocolError
 from penstock.recording import Recording
 from tests.cli.command import run
 
@@ -219,7 +220,7 @@ def test_maps_times_and_odd_names_look_the_same_in_every_form(tmp_path: Path) ->
     assert (rows[1]["times.at"], rows[1]["times.all"]) == ("2026-01-02T03:04:05.000006", '["2026-01-02T03:04:05.000006"]')
     lines = run("export", str(tmp_path / "run"), "--to", "jsonl", "-o", "-").stdout.splitlines()
     assert json.loads(lines[1])["payload"][0] == {
-        "at": "2026-01-02T03:04:05.000006+00:00", "all": ["2026-01-02T03:04:05.000006"],
+        "at": "2026-01-02T03:04:05.000006Z", "all": ["2026-01-02T03:04:05.000006"],
     }  # fmt: skip
     for field in ('["a, b"]', ".['a, b']", 'counts.k,["a, b"]'):
         shown = run("sub", f"{where}#odd", "--from", "start", "--exit-at-end", "--fields", field)
@@ -243,3 +244,61 @@ def test_integers_beyond_a_column(tmp_path: Path) -> None:
         table = recording.to_arrow("numbers", errors="skip")
     assert table.schema.field("number").type == pyarrow.uint64()
     assert table.column("number").to_pylist() == [2**64 - 1, 2]
+
+
+UTC = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+TWICE = pyarrow.schema([("x", pyarrow.int8()), ("x", pyarrow.int8())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "wanted"),
+    [
+        (bytes, [b"", b"\xff"], [b"", b"\xff"]),
+        (int | None, [None, 4], [None, 4]),
+        (types.plain(datetime.datetime, "msgpack"), [UTC], ["2026-01-02T03:04:05Z"]),
+        (datetime.datetime, [UTC], ["2026-01-02T03:04:05Z"]),
+        (numpy.dtype("c16"), [numpy.array([2j])], ["2j"]),
+        (numpy.dtype("g"), [numpy.array([0.5], "g")], ["0.5"]),
+    ],
+    ids=["bytes", "null", "msgpack time", "json time", "complex", "long double"],
+)
+def test_a_value_that_is_no_record(tmp_path: Path, kind: Any, values: list[Any], wanted: list[Any]) -> None:
+    with penstock.publisher(f"journal:{tmp_path / 'run'}#t", type=kind) as publisher:
+        publisher.publish_many(values)
+    with Recording(tmp_path / "run") as opened:
+        assert opened.to_arrow("t").column("value").to_pylist() == wanted
+
+
+def test_null_is_a_value_where_the_type_says_so_alone(tmp_path: Path) -> None:
+    where = f"journal:{tmp_path / 'run'}"
+    for topic, kind in (("may", Point | None), ("never", Point), ("number", int)):
+        with penstock.publisher(f"{where}#{topic}", type=kind) as publisher:
+            publisher.inner.publish(b"null")
+    with Recording(tmp_path / "run") as opened:
+        assert opened.to_arrow("may").select(["x", "y"]).to_pylist() == [{"x": None, "y": None}]
+        for topic in ("never", "number"):
+            with pytest.raises(DecodeError, match="it is null, not object"):
+                opened.to_arrow(topic)
+
+
+def test_arrow_columns_of_every_kind_of_text(tmp_path: Path) -> None:
+    columns = {
+        "view": pyarrow.array(["a"], pyarrow.string_view()), "blob": pyarrow.array([b"b"], pyarrow.binary_view()),
+        "day": pyarrow.array([UTC.date()]), "clock": pyarrow.array([UTC.time()]), "cost": pyarrow.array([decimal.Decimal("1.50")]),
+    }  # fmt: skip
+    batch = pyarrow.record_batch(columns)
+    with penstock.publisher(f"journal:{tmp_path / 'run'}#t", type=batch.schema) as publisher:
+        publisher.publish(batch)
+    with Recording(tmp_path / "run") as opened:
+        row = opened.to_arrow("t").select(list(columns)).to_pylist()[0]
+        assert row == {"view": "a", "blob": b"b", "day": "2026-01-02", "clock": "03:04:05", "cost": "1.50"}
+
+
+def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
+    where = f"journal:{tmp_path / 'run'}"
+    with penstock.publisher(f"{where}#twice", type=TWICE) as publisher:
+        publisher.publish(pyarrow.record_batch([pyarrow.array([1], pyarrow.int8())] * 2, schema=TWICE))
+    with Recording(tmp_path / "run") as opened, pytest.raises(ProtocolError, match="two columns are called 'x'"):
+        opened.to_arrow("twice")
+    done = run("export", str(tmp_path / "run"), "--to", "csv", "-o", str(tmp_path / "a.csv"))
+    assert done.returncode == 0 and "two columns are called 'x'" in done.stderr

@@ -23,6 +23,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,8 +94,8 @@ class Child:
         self.unframer = carriage.Unframer()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.decoder = control.Decoder()
-        # Handled, begun, failures told, and whether to leave the rest; or the counters that the gateway lent.
-        self.handled: Any = [0, 0, 0, 0]
+        # Handled, begun, failures told, whether to leave the rest, and expired; or the counters that the gateway lent.
+        self.handled: Any = [0, 0, 0, 0, 0]
         self.module: Any = None
         self.started = False
         self.broker: RemoteBroker | None = None
@@ -218,9 +219,13 @@ class Child:
             handled[1] = count + 1  # in hand from here on
             self.alone = max(0, self.alone - step)
             try:
-                result = receive(what)
-                if result is not None:
-                    self.finish(result)
+                young, expired = self.young(what) if self.unframer.expiries else (what, 0)
+                if expired < step:
+                    result = receive(young)
+                    if result is not None:
+                        self.finish(result)
+                if expired:
+                    handled[4] += expired
             except Exception as error:
                 self.alone = BATCH
                 reason = reason_of(error)
@@ -231,6 +236,14 @@ class Child:
                     os._exit(EXIT_ON_FAILURE)
             count += step
             handled[0] = count
+
+    def young(self, what: Any) -> tuple[Any, int]:
+        """What of a message, or of several, may still be handled, and how many may not."""
+        expiries, now_ns = self.unframer.expiries, time.time_ns()
+        if isinstance(what, GatewayMessage):
+            return what, expiries.get(id(what), now_ns) < now_ns
+        kept = [message for message in what if expiries.get(id(message), now_ns) >= now_ns]
+        return kept, len(what) - len(kept)
 
     def skipped(self, error: ProtocolError) -> None:
         """Something came that is no message."""

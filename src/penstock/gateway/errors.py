@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from penstock._core.gateway import GatewayMessage
 from penstock.errors import PenstockError
@@ -36,6 +37,14 @@ class MessageFailed(ModuleError):
         super().__init__(text)
         self.lost = lost
         self.given_back = given_back
+
+
+def give_back(module: Any, error: Exception, *messages: GatewayMessage) -> None:
+    """Tell that ``module`` failed at these messages of a batch, and at no others. Whatever fails the whole batch comes
+    before this: they would fail twice."""
+    if module.on_failure is None:
+        raise error
+    module.on_failure(MessageFailed(reason_of(error), given_back=[(message, 1) for message in messages]))
 
 
 class StepFailed(ModuleError):

@@ -350,9 +350,11 @@ class Keeper:
             step, seconds = worker.doing, worker.seconds_in_step(now)
             if hasattr(kept.module, "seconds_in_hand") and step != "start":
                 step, seconds = "receive", kept.module.seconds_in_hand(now)
+                if (still_s := kept.module.seconds_still(now)) > seconds:
+                    step, seconds = "no call, and its process stands still while messages wait,", still_s
             is_stuck = kept.stuck_after_s is not None and seconds > kept.stuck_after_s
             if is_stuck and not worker.stuck:
-                worker.counters.state(f"stuck in {step}")
+                worker.counters.state(f"stuck in {step}".rstrip(","))
                 log.warning("module %r has been in %s for %.1f s", kept.shown, step, seconds)
                 self._tell(Event.MODULE_STUCK, (kept.shown, seconds))
                 if hasattr(kept.module, "seconds_in_hand"):

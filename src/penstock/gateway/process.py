@@ -40,6 +40,7 @@ from penstock.gateway.configuration import ModuleEntry, imported
 from penstock.gateway.errors import BrokerError, EndedByFailure, MessageFailed, ModuleError, StepFailed
 from penstock.gateway.module import Module, Outlet, refuse_generators
 from penstock.gateway.place import Place
+from penstock.gateway.stillness import Stillness
 from penstock.gateway.supervision import Policy
 from penstock.throttle import Throttle
 
@@ -126,6 +127,8 @@ class ProcessModule(Module):
 
     restarts = True
     accounted = False  # set when its unhandled messages have been counted
+    #: Set by its worker: until when each of some messages may be handled, in nanoseconds since 1970; None: for ever.
+    expiries: Callable[[Sequence[GatewayMessage]], list[int | None] | None] | None = None
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -140,8 +143,9 @@ class ProcessModule(Module):
         self._closing = threading.Event()
         self._closed = self._pumping = self._abandoned = False
         self._handing_over = threading.Lock()  # decides which of the two threads closes everything
-        self._handled = self._begun = 0
+        self._handled = self._begun = self.expired = 0
         self._seen_handled, self._seen_s = -1, 0.0
+        self._stillness = Stillness()
         self._passes = 0  # how often the pump has read everything
         self.dead: BaseException | None = None
         self._answered = threading.Event()  # set when the process has answered start, or will not any more
@@ -230,7 +234,8 @@ class ProcessModule(Module):
             self.sent += len(messages)
         self._check_alive()
         try:
-            self._publisher.publish_many(carriage.framed(messages, self._slot_bytes))
+            expiries = self.expiries(messages) if self.expiries is not None and self._launch.kind is not None else None
+            self._publisher.publish_many(carriage.framed(messages, self._slot_bytes, expiries))
         except ClosedError:
             if self.dead is None:
                 raise
@@ -249,6 +254,7 @@ class ProcessModule(Module):
                 self._handled = int.from_bytes(self._counter[:8], sys.byteorder)
                 self._begun = int.from_bytes(self._counter[8:16], sys.byteorder)
                 self._failures_told = int.from_bytes(self._counter[16:24], sys.byteorder)
+                self.expired = int.from_bytes(self._counter[32:40], sys.byteorder)
         return self._handled
 
     def resend(self, left: Sequence[tuple[GatewayMessage, int]]) -> None:
@@ -306,6 +312,17 @@ class ProcessModule(Module):
         if (self._begun <= done and not self._starting) or done != self._seen_handled or self.dead is not None:
             self._seen_handled, self._seen_s = done, now_s
         return now_s - self._seen_s
+
+    def seconds_still(self, now_s: float) -> float:
+        """For how long the process has stood still outside of a call while messages waited, as far as callers of this
+        have observed. Of programs of another kind nobody knows what they have handled."""
+        done = self.handled
+        if self.process is None or self._launch.kind is None or self.dead is not None or self._closing.is_set():
+            return 0.0
+        if self.sent <= done or self._begun > done or self._starting:
+            self._stillness.clear()
+            return 0.0
+        return self._stillness.look(self.process.pid, now_s, done)
 
     def leave_rest(self) -> None:
         """Let the process handle nothing after the message in its hand: the others are for the next one."""

@@ -198,7 +198,7 @@ class Worker:
         self.gone = 0  # handled, which is to say stored, and lost before they came out of the store
         self.doing = ""  # the step that the module is in
         self.busy_since: float | None = None
-        self.expired = 0  # of what was taken: had waited too long
+        self._expired = 0  # of what was taken: had waited too long
         self.overflowed_before = 0  # kept out by the bounds of links that are no more
         self.stuck = False
         self.removing = False
@@ -220,18 +220,24 @@ class Worker:
         self._seen, self._seen_s = 0, 0.0  # how far it had come when somebody last looked
         self._backlog_told = 0
         self._throttle = Throttle(log)
+        self._receive_again: Callable[[GatewayMessage, int], Any] | None = None
+        self.module: Any = module
         self.adopt(module)
         self.thread = threading.Thread(target=self._run, name=f"module {name}", daemon=True)
 
     def adopt(self, module: Any) -> None:
         """Hand everything from now on to ``module``."""
+        if self._receive_again is not None:
+            self._expired += self.module.expired
         self.module = module
         self.destroyed = self._stopped = False
         self._receive: Callable[[GatewayMessage], Any] = self._awaited(module.receive)
         many = getattr(module, "receive_many", None)
         self._receive_many: Callable[[Sequence[GatewayMessage]], Any] | None = many and self._awaited(many)
         # Of a module in its own process, which tells later what failed, and keeps what it was sent until then.
-        self._receive_again: Callable[[GatewayMessage, int], Any] | None = getattr(module, "receive_again", None)
+        self._receive_again = getattr(module, "receive_again", None)
+        if self._receive_again is not None:
+            module.expiries = self._expiries
 
     def _awaited(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not inspect.iscoroutinefunction(function):
@@ -268,6 +274,11 @@ class Worker:
         tried_again = len(self.given_back) + len(self.aside)
         done = self.taken + self._handing_over - self.at_process - tried_again
         return max(0, done - self.lost - self.stored - self.expired - self.filtered)
+
+    @property
+    def expired(self) -> int:
+        """Messages that had waited too long, in the module's process too."""
+        return self._expired + (self.module.expired if self._receive_again is not None else 0)
 
     @property
     def at_process(self) -> int:
@@ -607,6 +618,7 @@ class Worker:
                 self.counters.set("last_ns", time.time_ns())
             self._counted_handled = max(self._counted_handled, handled)  # a look in the midst of a hand-over is off
             self.counters.set("matched", taken)
+            self.counters.set("expired", self.expired)
             self.counters.set("delivered", self._counted_handled)
             self.counters.set("bytes", self.queue.delivered_bytes)
             self.counters.set("depth", self.queue.queued)
@@ -682,9 +694,20 @@ class Worker:
         ttl_s = joint.options.ttl_s if joint is not None else None
         if ttl_s is None or time.time_ns() - message.timestamp_ns <= ttl_s * 1e9:
             return False
-        self.expired += 1
-        self.counters.add("expired")
+        self._expired += 1
         return True
+
+    def _expiries(self, messages: Sequence[GatewayMessage]) -> list[int | None] | None:
+        """Until when each of them may be handled, for the module's process; None: all of them for ever."""
+        if not self.special:
+            return None
+        ttls = [self._options_of(message).ttl_s for message in messages]
+        if not any(ttls):
+            return None
+        return [
+            None if ttl_s is None else message.timestamp_ns + int(ttl_s * 1e9)
+            for message, ttl_s in zip(messages, ttls, strict=True)
+        ]
 
     def _is_tried_again(self, message: GatewayMessage, error: BaseException, tries: int) -> bool:
         """What becomes of a message that failed for the ``tries``-th time, whatever the loader: False where it is

@@ -136,7 +136,7 @@ def address_of(room: str, name: str) -> str:
         return name
     if room == "shm":
         return f"shm:{name}" if name.startswith("/") else f"shm:/{name}"
-    if room in ("tcp", "broker"):
+    if room in ("tcp", "broker", "nats"):
         return f"{room}://{name}" if re.search(r":\d+(/|\?|$)", name) else ""
     if room in ("bus", "journal"):
         return absolute(f"{room}:{name}")

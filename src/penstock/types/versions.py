@@ -69,6 +69,7 @@ class _Version:
         self.wraps = self.shape.kind != "struct"
         self.record = Shape("struct", None, (("value", self.shape),)) if self.wraps else self.shape
         self.holds_rows = holds_rows(schema)
+        self.takes_null = _takes_null(schema)
 
     def read(self, message: Any) -> Any:
         """The value; ``ValueError`` where the message is not of this version."""
@@ -79,6 +80,8 @@ class _Version:
 
     def check(self, value: Any) -> None:
         """``ValueError`` where a column could not hold the value."""
+        if value is None and self.takes_null:
+            return
         for row in value if self.holds_rows and isinstance(value, Rows) else [value]:
             if fitted(row, self.shape) is None:
                 raise ValueError("null is no value of its type")
@@ -89,6 +92,16 @@ class _Version:
             check_items(message, self._item_bytes)
         else:
             self.check(self.read(message))
+
+
+def _takes_null(schema: Schema) -> bool:
+    if schema.language != "jsonschema":
+        return False
+    try:
+        check_json(None, schema.definition["jsonschema"])
+    except ValueError:
+        return False
+    return True
 
 
 class Versions:
@@ -112,6 +125,7 @@ class Versions:
         #: whether a value is that record; else no version is one, and its only field is ``value``
         self.is_record = not all(one.wraps for one in newest_first)
         self.holds_rows = any(one.holds_rows for one in newest_first)
+        self.takes_null = any(one.takes_null for one in newest_first)
 
     def read(self, message: Any, place: Place | None = None) -> Any:
         """The whole value; ``ValueError`` where the message is of no version, or no column could hold it."""
@@ -138,17 +152,14 @@ class Versions:
         raise failure
 
     def rows(self, message: Any, place: Place | None = None, record: Shape | None = None) -> list[dict[str, Any]]:
-        """Its rows as columns of ``record`` (its own, or one of other widths) take them; ``ValueError`` where the
-        message is of no version."""
+        """Its rows as columns of ``record`` (its own, or one of other widths) take them, a null as a row of nulls;
+        ``ValueError`` where the message is of no version."""
         version, value = self._read(message, place)
+        if value is None and not version.takes_null:
+            raise ValueError("null is no value of its type")
         found = value if version.holds_rows and isinstance(value, Rows) else [value]
-        made: list[dict[str, Any]] = []
-        for row in found:
-            fit = fitted({"value": row} if version.wraps else row, record or self.record)
-            if fit is None:
-                raise ValueError("null is no value of its type")
-            made.append(fit)
-        return made
+        rows = ({"value": row} if version.wraps else row or {} for row in found)
+        return [fitted(row, record or self.record) for row in rows]
 
     def _read(self, message: Any, place: Place | None) -> tuple[_Version, Any]:
         first = self._at(place)
