@@ -277,7 +277,7 @@ def test_null_is_a_value_where_the_type_says_so_alone(tmp_path: Path) -> None:
     with Recording(tmp_path / "run") as opened:
         assert opened.to_arrow("may").select(["x", "y"]).to_pylist() == [{"x": None, "y": None}]
         for topic in ("never", "number"):
-            with pytest.raises(DecodeError, match="it is null, not object"):
+            with pytest.raises(DecodeError, match="it is null, not"):
                 opened.to_arrow(topic)
 
 
