@@ -126,6 +126,11 @@ def _parse_network(scheme: str, rest: str, options: dict[str, str], text: str) -
     return Address(scheme, host=host, port=int(port), topic=unquote(topic), options=options, text=text)
 
 
+def plain(text: str) -> str:
+    """An address without its options, decoded as ``parse`` does it: shm:/%41?slots=4 is shm:/A."""
+    return unquote(text.partition("?")[0])
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host's name or number means this machine alone. A name that DNS has to resolve does not."""
     import ipaddress  # here, so that importing penstock stays light

@@ -137,7 +137,7 @@ def test_the_topic_of_a_new_queue_may_stand_in_the_address(queue: Callable[..., 
 def test_topics_are_not_replaced_over_what_waits(queue: Callable[..., str], client: Client) -> None:
     client.queue("jobs", topics="old")
     client.publish_many("old", [b"1", b"2", b"3"])
-    assert "would drop 3 messages that wait" in queue("set", "jobs", "--topic", "new", code=1)
+    assert "would drop 3 waiting messages of topics" in queue("set", "jobs", "--topic", "new", code=1)
     assert client.queues()[0]["topics"] == ["old"] and client.queues()[0]["depth"] == 3
     assert "dropped" not in queue("set", "jobs", "--topic", "old", "--topic", "new")
     client.publish("new", b"4")
@@ -151,7 +151,7 @@ def test_what_is_dropped_with_topics_is_in_the_ledger(server: Server, client: Cl
     client.queue("jobs", topics=["a", "b"])
     for topic in ("a", "b", "a"):
         client.publish_many(topic, [b"x"] * 5)
-    with pytest.raises(RefusedError, match="would drop 10 messages"):
+    with pytest.raises(RefusedError, match="would drop 10 waiting messages"):
         client.queue("jobs", topics=["b", "c"])
     with client.subscribe("jobs", ack="manual", credit=7) as consumer:
         assert len([consumer.receive(LONG) for _ in range(7)]) == 7
@@ -175,7 +175,7 @@ def test_what_would_be_lost_is_counted_in_turns(
         patch.setattr("penstock.broker.queue.PIECE_MESSAGES", 10)
         patch.setattr("penstock.broker.backlog.PIECE_MESSAGES", 10)
         patch.setattr("penstock.broker.server.TURN_S", 0.0)
-        with pytest.raises(RefusedError, match="would drop 1000 messages"):
+        with pytest.raises(RefusedError, match="would drop 1000 waiting messages"):
             client.queue("jobs", topics="new")
     assert server.turns - before >= 100
     with client.subscribe("jobs", ack="read") as consumer:

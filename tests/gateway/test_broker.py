@@ -369,6 +369,17 @@ def test_a_self_link_with_a_full_queue_does_not_hang(broker: ModuleBroker) -> No
     eventually(lambda: broker.worker_of(module).idle)
 
 
+def test_a_queue_on_a_cycle_keeps_its_own_shorter_time_out() -> None:
+    module = Doubler()
+    with ModuleBroker(cycle_timeout_s=3600) as broker:
+        attach(broker, module, queue=QueueOptions(depth=1, timeout_s=0.01))
+        broker.add_link(module, module)
+        say(broker, module, b"x")
+        eventually(lambda: broker.worker_of(module).failed >= 2)
+        module.doubling = False
+        eventually(lambda: broker.worker_of(module).idle)
+
+
 def test_a_slow_sink_off_the_cycle_is_waited_for_even_inside_receive(broker: ModuleBroker) -> None:
     source, passer, slow = Collector(), Passer(), Collector()
     attach(broker, source, passer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from typing import Any
 
@@ -126,3 +127,29 @@ def test_destroy_is_true_exactly_when_nothing_was_lost_from_then_on(kind: type[M
     gateway.module("source").publish(b"waits")
     assert gateway.destroy() is (kind is Collector)
     assert lost(gateway) == (0 if kind is Collector else 2)
+
+
+class Sleeps(Module):
+    """Never comes back from a message."""
+
+    def receive(self, message: GatewayMessage) -> None:
+        threading.Event().wait()
+
+
+def test_a_healthy_process_ends_in_order_when_another_does_not_finish_in_time() -> None:
+    gateway = Gateway()
+    gateway.add_module("source", Plain)
+    gateway.add_module("hung", f"{__name__}:Sleeps", loader="process", stuck_after_s=None)
+    gateway.add_module("healthy", f"{__name__}:Plain", loader="process")
+    for sink in ("hung", "healthy"):
+        gateway.add_link("source", sink)
+    gateway.start()
+    hung, healthy = gateway.module("hung").process, gateway.module("healthy").process
+    for _ in range(5):
+        gateway.module("source").publish(b"x")
+    eventually(lambda: by_name(gateway)["healthy"].handled == 5)
+    assert gateway.destroy(8.0) is False
+    assert (hung.returncode, healthy.returncode) == (-signal.SIGKILL, 0)
+    infos = by_name(gateway)
+    assert (infos["healthy"].handled, infos["healthy"].failed, infos["healthy"].lost) == (5, 0, 0)
+    assert (infos["hung"].handled, infos["hung"].lost) == (0, 5)

@@ -24,6 +24,7 @@ from penstock.broker.words import Refusal
 from penstock.journal import Journal
 from penstock.journal.schemas import MAX_VERSIONS, Schemas, read_schemas
 from penstock.recording.recorder import Plan, Recorder
+from tests.cli.command import run
 
 LONG = 30.0
 
@@ -370,3 +371,26 @@ def test_a_tcp_subscriber_goes_on_when_a_publisher_of_its_type_comes_back(reads:
                         assert time.monotonic() < deadline
                         time.sleep(0.01)
                     came.clear()
+
+
+def test_a_damaged_schema_costs_its_own_topic_alone(tmp_path: Path) -> None:
+    """Somebody's own codec may say anything of its messages; ``true`` is a whole JSON Schema."""
+    where = f"journal:{tmp_path / 'run'}"
+    odd: dict[str, tuple[str, Any]] = {
+        "true": ("json", {"jsonschema": True}), "text": ("json", {"jsonschema": "nonsense"}),
+        "proto": ("protobuf", {"protobuf": "AAAA"}), "arrow": ("arrow", {"arrow": "AAAA"}), "np": ("numpy", {"dtype": 5}),
+    }  # fmt: skip
+    for topic, (encoding, definition) in odd.items():
+        codec = types.Codec(topic, encoding, definition, bytes, bytes)
+        with penstock.publisher(f"{where}#{topic}", type=codec) as publisher:
+            publisher.publish(b'{"x":1}')
+    shown = run("schema", str(tmp_path / "run"))
+    assert shown.returncode == 0 and all(f"#{topic}: {topic} as" in shown.stdout for topic in odd), shown
+    for topic in ("true", "text"):
+        one = run("sub", f"{where}#{topic}", "--from", "1", "--count", "1", "--fields", "x")
+        assert (one.returncode, one.stdout) == (0, "1\n"), one
+    out = tmp_path / "a.mcap"
+    assert run("export", str(tmp_path / "run"), "--to", "mcap", "-o", str(out)).returncode == 0
+    assert run("import", str(out), "-o", str(tmp_path / "back")).returncode == 0
+    again = run("schema", str(tmp_path / "back"))
+    assert again.stdout.replace(str(tmp_path / "back"), str(tmp_path / "run")) == shown.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock import address as addresses
@@ -23,9 +24,7 @@ MOST_QUEUES = 20
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
     """Whether a broker listens there, and what it says of the queue."""
-    from penstock.tcp.explain import explain as network
-
-    found = list(network(parts))
+    found = _network(parts)
     yield from found
     if any(finding.grave for finding in found):
         return  # no broker there that could say more
@@ -63,9 +62,7 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
 
 def describe(parts: addresses.Address) -> dict[str, Any]:
     """What the broker keeps of the address, and the queues that take it."""
-    from penstock.tcp.explain import explain as network
-
-    if unreached := [finding.text for finding in network(parts) if finding.grave]:
+    if unreached := [finding.text for finding in _network(parts) if finding.grave]:
         raise RefusedError(unreached[0])
     with _client(parts) as client:
         client.ping()
@@ -90,15 +87,29 @@ def describe(parts: addresses.Address) -> dict[str, Any]:
     return facts
 
 
+def _network(parts: addresses.Address) -> list[Finding]:
+    """Whether somebody listens there. Of several brokers one leads, and the others do not listen."""
+    from penstock.broker.hosts import hosts_of
+    from penstock.tcp.explain import explain as network
+
+    places = hosts_of(parts.host, parts.port or PORT)
+    found = [finding for host, port in places for finding in network(replace(parts, host=host, port=port))]
+    if all(finding.grave for finding in found):
+        return found
+    return [replace(finding, grave=False) for finding in found]
+
+
 def _client(parts: addresses.Address) -> Client:
     from penstock.broker import Client
 
-    return Client(parts.host, parts.port or PORT, timeout=ANSWER_S, reconnect=False, **_access(parts))
+    return Client(parts.host, parts.port or PORT, reconnect=False, **_access(parts))
 
 
 def _access(parts: addresses.Address) -> dict[str, Any]:
     tls: Any = parts.options.get("tls")
-    return {"token": parts.options.get("token"), "tls": True if tls in ("1", "true", "yes") else tls}
+    tls = True if tls in ("1", "true", "yes") else tls
+    timeout = float(parts.options.get("timeout", ANSWER_S))
+    return {"token": parts.options.get("token"), "tls": tls, "timeout": timeout}
 
 
 def _kept(parts: addresses.Address) -> str:
@@ -108,7 +119,7 @@ def _kept(parts: addresses.Address) -> str:
 
     access = _access(parts)
     access["tls"] = tls_context(access["tls"])
-    with RangeClient(parts.host, parts.port or PORT, timeout=ANSWER_S, **access) as reader:
+    with RangeClient(parts.host, parts.port or PORT, **access) as reader:
         found = list(reader.fetch(1, 1, topics=[parts.topic]))
     if not found:
         return "nothing"

@@ -530,8 +530,8 @@ class Protocol(Session):
         if lost and not given.get("drop_waiting"):
             raise Refusal(
                 "waiting",
-                f"queue {name} would drop {lost} messages that wait, of topics that it would no longer have: "
-                "keep these topics, consume or purge them first, or say drop_waiting (--drop-waiting)",
+                f"queue {name} would drop {lost} waiting message{'s' * (lost > 1)} of topics that it would no longer "
+                "have: keep these topics, consume or purge them first, or say drop_waiting (--drop-waiting)",
             )
         return lost
 

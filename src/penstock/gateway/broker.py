@@ -16,6 +16,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import os
 import threading
 import time
@@ -194,6 +195,7 @@ class ModuleBroker(Router):
             )
             self._bus.add(reader)
             worker = Worker(module, name, port, reader, on_failure or log_failure)
+            worker.timeout_s = math.inf if queue.timeout_s is None else queue.timeout_s
             if started:
                 worker.life = Life.RUNNING
             try:
@@ -283,11 +285,13 @@ class ModuleBroker(Router):
 
     def _stop_all(self, workers: Sequence[Worker], ending: Ending) -> None:
         orders = self._post_stops(workers)
-        late = [(worker, steps) for worker, *steps in orders if not all(o.wait(ending.drained_by) for o in steps)]
+        patience = ending.stopped_by if ending.drained_by.passed else ending.drained_by
+        late = [(worker, steps) for worker, *steps in orders if not all(o.wait(patience) for o in steps)]
         force([worker for worker, _ in late])
+        soon = ending.over_by.part(0.5)
         for _, steps in late:
             for order in steps:
-                order.wait(ending.stopped_by)
+                order.wait(soon)
         for worker, *_ in orders:
             worker.queue.close()
             count_unhandled(worker)
@@ -329,12 +333,17 @@ class ModuleBroker(Router):
         return abandoned
 
     def cut_all(self, modules: list[Any]) -> None:
-        """These modules receive nothing more, nobody waits for them, and their processes are killed."""
+        """These modules receive nothing more, nobody waits for them, and their processes are to end after the message
+        in hand (``end_stopping`` kills those that do not)."""
         workers = self._workers_of(modules)
         self._silence(workers)  # first: what is published to a closed queue goes to nobody
         for worker in workers:
             worker.cut()
-        force(workers)
+        for worker in workers:
+            if hasattr(worker.module, "leave_rest"):
+                worker.module.leave_rest()
+            else:
+                force((worker,))
 
     def _abandon(self, worker: Worker) -> bool:
         step = worker.doing
@@ -564,7 +573,7 @@ class ModuleBroker(Router):
                 predicate = joint.predicate
                 if predicate is not None or cyclic:
                     flow = self._flows.get((output, sink))
-                    seconds = self.cycle_timeout_s if cyclic else None
+                    seconds = min(self.cycle_timeout_s, sink.timeout_s) if cyclic else None
                     rules[sink.queue] = (predicate, seconds, flow.refused if flow else None)
             output.port.rules = rules or None
 

@@ -22,6 +22,7 @@ import functools
 import heapq
 import inspect
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -177,6 +178,7 @@ class Worker:
         self.output = Output(self, name, port)
         self.outputs: dict[str, Output] = {}  # the named ones
         self.queue = queue
+        self.timeout_s = math.inf  # for which its queue lets a publisher wait
         self.counters = Counters("gateway", "module", name)
         self._counting = threading.Lock()  # the thread counts after each batch, whoever watches it in the midst of one
         self.sources: dict[Output, Joint] = {}
@@ -289,11 +291,11 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """Messages that wait, the batch in hand and those whose publishers wait for room included."""
+        """Messages that wait, the batch in hand included."""
         taken = self.taken  # first: what is done after it is still counted as waiting
         # One look at the native counts: a batch leaves the queue and is delivered in the same moment.
-        matched, _, dropped, _, _ = self.queue._counts()
-        return max(0, matched - sum(dropped.values()) - taken) + len(self.given_back) + len(self.aside)
+        _, delivered, _, queued, _ = self.queue._counts()
+        return max(0, queued + delivered - taken) + len(self.given_back) + len(self.aside)
 
     @property
     def overflowed(self) -> int:
@@ -302,8 +304,11 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing is being done."""
-        return self.waiting == 0 and self.busy_since is None and not self.owed
+        """Nothing waits, nobody waits for room in its queue, and nothing is being done."""
+        taken = self.taken
+        matched, _, dropped, _, _ = self.queue._counts()
+        coming = matched - sum(dropped.values()) - taken
+        return not (coming > 0 or self.given_back or self.aside or self.busy_since is not None or self.owed)
 
     @property
     def over(self) -> bool:

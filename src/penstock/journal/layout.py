@@ -14,6 +14,7 @@ from typing import Final
 from uuid import UUID
 
 from penstock.errors import CorruptionError, InvalidArgument
+from penstock.printable import command
 
 MARKER_NAME: Final = "penstock-journal"
 MARKER_BYTES: Final = 64
@@ -109,7 +110,7 @@ def decode_marker(data: bytes, place: str) -> UUID:
 
 def _other_version(version: int, place: str) -> str:
     if version < VERSION:
-        return f"convert it once: penstock journal upgrade {place.removesuffix('/' + MARKER_NAME)}"
+        return f"convert it once: {command('journal', 'upgrade', place.removesuffix('/' + MARKER_NAME))}"
     return f"this Penstock reads version {VERSION}"
 
 

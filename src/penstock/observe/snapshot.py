@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from penstock.address import ROOMS
+from penstock.address import ROOMS, plain
 from penstock.channel import Ledger
 from penstock.errors import InvalidArgument
 
@@ -158,12 +158,13 @@ def matching(blocks: Iterable[Block], address: str) -> list[Block]:
     """
     scheme, colon, _ = address.partition(":")
     part = not colon or scheme not in ROOMS
+    address = address if part else plain(address)
     if part or "*" in address:
         fitting = re.compile(re.escape(address).replace(r"\*", ".*") + ("" if part else r"(\?.*)?"), re.DOTALL)
         fits = fitting.search if part else fitting.fullmatch
         return [b for b in blocks if fits(b.place)]
     # A separator must follow: shm:/cam is not above shm:/camera.
-    wanted = absolute(address.partition("?")[0].rstrip("/#"))
+    wanted = absolute(address.rstrip("/#"))
     long = _cut_names(wanted)
     return [
         b

@@ -306,7 +306,10 @@ def at(value: Any, steps: Iterable[Step]) -> Any:
 
 def check_path(schema: Schema, path: str | Sequence[Step]) -> None:
     """``InvalidArgument`` names what there is, where the schema has no such field."""
-    shape = shape_of(schema)
+    try:
+        shape = shape_of(schema)
+    except ProtocolError:
+        shape = Shape("any")  # a damaged schema says nothing of fields
     steps = parse_path(path) if isinstance(path, str) else path
     for at, step in enumerate(steps):
         if shape.item is not None and isinstance(step, int) == (shape.kind == "list"):

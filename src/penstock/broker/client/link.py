@@ -367,6 +367,11 @@ class Link:
         self._connecting = self._shaking = False
         self._mask = 0
 
+    @property
+    def trouble(self) -> str:
+        """Why there is no connection now; empty while there is one."""
+        return "" if self.dialogue.ready else str(self._error or "not connected yet")
+
     def silence(self, waited_s: float) -> str:
         """No answer for so long, as a sentence that says why where that is known."""
         said = f"the broker at {self.host}:{self.port} did not answer within {waited_s:g} s"

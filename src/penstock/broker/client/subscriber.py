@@ -84,7 +84,7 @@ class Subscriber(channel.Subscriber):
         self._moved = threading.Condition(self._turn)
         self._asleep = 0  # threads that wait for something to come
         self._sleeper = 0  # the one of them that waits at the socket; the others wait for `_moved`
-        where = options.get("topics") or "default"
+        where = options.get("topics") or ("" if queue else "default")  # of a queue only the broker knows its topics
         self._topics = options.get("topics")
         self._place = f"{host}:{port}/{where}?queue={self.queue}"
         self._counters = Counters("broker", "subscriber", self._place)
@@ -412,6 +412,11 @@ class Subscriber(channel.Subscriber):
         self._link.finish(b"BYE" if self._mode is Ack.MANUAL else b"BYE unread")
         self._final = self.ledger
         self._counters.close()
+
+    @property
+    def trouble(self) -> str:
+        """Why it has no connection to its broker now; empty while it has one."""
+        return self._link.trouble
 
     @property
     def closed(self) -> bool:
