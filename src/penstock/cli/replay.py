@@ -251,7 +251,7 @@ def _stored(out: Path | None) -> Iterator[Output | _Counted]:
         return
     from penstock.replay import Output
 
-    with Output(out) as stored:
+    with exits.about(out), Output(out) as stored:
         yield stored
 
 
@@ -310,7 +310,7 @@ def _bisect(
         needed, least, runs = shrink(
             place, inputs, times_ns, rule, found, seed=seed, max_runs=shrinking.max_runs, run=apart
         )
-        with _folder(shrinking.output) as folder:
+        with _folder(shrinking.output) as folder, exits.about(folder):
             store_inputs(folder, script, needed, (times_ns[0], found.shown.time_ns))
             confirmed = _breaks_alone(folder, rule, found, shrinking.again)
         result.update(needed=[_input_json(one) for one in needed], least=least, replays=runs, confirmed=confirmed)
