@@ -39,7 +39,7 @@ def apart(function: Callable[[], Result]) -> Result:
         _, status = os.waitpid(child, 0)
     if not given:
         raise StateError(f"a replay ended its process (code {os.waitstatus_to_exitcode(status)})")
-    succeeded, result = pickle.loads(given)
+    succeeded, result = pickle.loads(given)  # noqa: S301  # written by this very program
     if not succeeded:
         raise result
     return cast("Result", result)
@@ -67,7 +67,7 @@ def _outcome(function: Callable[[], object]) -> bytes:
 def _pickled(error: BaseException) -> bytes:
     try:
         given = pickle.dumps((False, error))
-        pickle.loads(given)  # an error with arguments of its own often cannot be made again
+        pickle.loads(given)  # noqa: S301  # an error with arguments of its own often cannot be made again
     except Exception:
         return pickle.dumps((False, StateError(f"{type(error).__name__}: {error}")))
     return given
