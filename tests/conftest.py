@@ -18,7 +18,7 @@ from tests import leftovers
 #: The folders of each group of tests that mostly wait, for programs that they start or for a server of ours.
 GROUPS = {
     "programs": {"cli", "crash", "torture"},
-    "servers": {"bridge", "broker", "calls", "replica", "security"},
+    "servers": {"bridge", "broker", "calls", "nats", "replica", "security"},
     "gateways": {"docs", "gateway", "monitor", "recording"},
 }
 

@@ -331,6 +331,7 @@ std::uint64_t number(BusObject *bus, IdState *state, Header *header) {
     header->flags |= flag_published;
     bus->counters->matched.add();
     bus->counters->delivered.add();
+    bus->counters->bytes.add(header->size);
     return header->ordinal;
 }
 
@@ -379,8 +380,10 @@ std::size_t drain(BusObject *bus, Frame *frame, std::size_t most) {
         Header *header = take_pending(bus);
         bus->counters->depth.set(bus->pending.size());
         if (bus->room.head) bus->room.wake_first();
+        const std::uint64_t size = header->size;  // `dispatch` gives the message back
         dispatch(frame, header);
         bus->counters->delivered.add();
+        bus->counters->bytes.add(size);
         if (bus->flushers.head) bus->flushers.wake_all();
         if (frame->error) [[unlikely]] {
             PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(frame->error)), frame->error);
@@ -562,6 +565,7 @@ bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Term
     if (!route) return false;
     bus->counters->matched.add();
     bus->counters->delivered.add();
+    bus->counters->bytes.add(static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size));
     if (!route->count) return true;
     // Who waits here already (a signal handler interrupted him, or his predicate publishes) must not wait for himself.
     const double first_timeout = thread_frames && frame_of(bus) ? 0 : own_timeout;

@@ -19,6 +19,12 @@ struct LoopHandle {
 
 struct OutletHandle {
     std::shared_ptr<Outlet> core;
+    // The publisher, until it is closed: whoever holds `publisher.publish` alone, which is a method of this, holds it too.
+    PyObject *owner = nullptr;
+
+    explicit OutletHandle(std::shared_ptr<Outlet> outlet) : core(std::move(outlet)) {}
+    OutletHandle(const OutletHandle &) = delete;
+    ~OutletHandle() { Py_CLEAR(owner); }
 };
 
 void check_usable(Outlet &core) {
@@ -374,6 +380,21 @@ std::shared_ptr<Outlet> make_outlet(LoopHandle &loop, const std::string &overflo
     return std::make_shared<Outlet>(loop.core, choice, messages, bytes, timeout, name, kept);
 }
 
+int outlet_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (nb::inst_ready(self)) Py_VISIT(nb::inst_ptr<OutletHandle>(self)->owner);
+    return 0;
+}
+
+int outlet_clear(PyObject *self) {
+    Py_CLEAR(nb::inst_ptr<OutletHandle>(self)->owner);
+    return 0;
+}
+
+PyType_Slot outlet_slots[] = {{Py_tp_traverse, reinterpret_cast<void *>(outlet_traverse)},
+                              {Py_tp_clear, reinterpret_cast<void *>(outlet_clear)},
+                              {0, nullptr}};
+
 }  // namespace
 
 void bind_outlet(nb::module_ &module) {
@@ -382,14 +403,15 @@ void bind_outlet(nb::module_ &module) {
         self.core->stop();
     });
 
-    nb::class_<OutletHandle>(module, "Outlet")
+    nb::class_<OutletHandle>(module, "Outlet", nb::type_slots(outlet_slots))
         .def("__init__",
              [](OutletHandle *self, LoopHandle &loop, const std::string &overflow, std::uint64_t messages,
                 std::uint64_t bytes, double block_timeout, const std::string &name, std::uint64_t kept_messages,
                 std::int64_t kept_ns, std::uint64_t kept_bytes) {
                  const Kept kept{kept_messages, kept_ns, kept_bytes};
-                 new (self) OutletHandle{make_outlet(loop, overflow, messages, bytes, block_timeout, name, kept)};
+                 new (self) OutletHandle(make_outlet(loop, overflow, messages, bytes, block_timeout, name, kept));
              })
+        .def("hold", [](OutletHandle &self, nb::handle owner) { Py_XSETREF(self.owner, Py_NewRef(owner.ptr())); })
         .def("publish", outlet_publish, nb::arg("data").none())
         .def("publish", outlet_publish_as, nb::arg("data").none(), nb::kw_only(), nb::arg("properties").none() = nb::none(),
              nb::arg("vchan_id").none() = nb::none(), nb::arg("ordinal").none() = nb::none(),
@@ -411,8 +433,11 @@ void bind_outlet(nb::module_ &module) {
         .def("close",
              [](OutletHandle &self) {
                  if (self.core->forked()) return;
-                 GilReleased free;
-                 self.core->close();
+                 {
+                     GilReleased free;
+                     self.core->close();
+                 }
+                 Py_CLEAR(self.owner);
              })
         .def_prop_ro("closed", [](OutletHandle &self) { return self.core->closed(); })
         .def_prop_ro("subscriber_count",

@@ -47,6 +47,7 @@ ROOMS: Mapping[str, str] = {
     "tcp": "penstock.tcp",
     "journal": "penstock.journal",
     "broker": "penstock.broker",
+    "nats": "penstock.nats",
 }
 
 
@@ -55,7 +56,8 @@ DISK_OPTIONS: Mapping[str, frozenset[str]] = {
     "publisher": frozenset({"durable", "durable_wait", "retain_bytes", "retain_age_s", "segment_bytes"}),
     "subscriber": frozenset({"start", "durable"}),
 }
-KEEPING = ("journal", "broker")  # they have options of these names that are their own
+NETWORK = {"tcp": "tcp://HOST:PORT", "broker": "broker://HOST:PORT/TOPIC", "nats": "nats://HOST:PORT/SUBJECT"}
+KEEPING = ("journal", "broker", "nats")  # they have options of these names that are their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def parse(text: str) -> Address:
         raise InvalidArgument(f"address {text!r} has no known scheme; {nearest(scheme, ROOMS)}")
     rest, _, query = rest.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
-    if scheme in ("tcp", "broker"):
+    if scheme in NETWORK:
         return _parse_network(scheme, rest, options, text)
     topic = ""
     if scheme == "journal":
@@ -106,7 +108,7 @@ def parse(text: str) -> Address:
 
 
 def _parse_network(scheme: str, rest: str, options: dict[str, str], text: str) -> Address:
-    form = "tcp://HOST:PORT" if scheme == "tcp" else "broker://HOST:PORT/TOPIC"
+    form = NETWORK[scheme]
     if not rest.startswith("//"):
         raise InvalidArgument(f"address {text!r} is not of the form {form}")
     place, _, topic = rest[2:].partition("/")
@@ -122,6 +124,11 @@ def _parse_network(scheme: str, rest: str, options: dict[str, str], text: str) -
     if scheme == "tcp" and topic:  # it would be another stream's name nowhere
         raise InvalidArgument(f"address {text!r} has a path: one port is one stream, tcp://HOST:PORT")
     return Address(scheme, host=host, port=int(port), topic=unquote(topic), options=options, text=text)
+
+
+def plain(text: str) -> str:
+    """An address without its options, decoded as ``parse`` does it: shm:/%41?slots=4 is shm:/A."""
+    return unquote(text.partition("?")[0])
 
 
 def is_loopback(host: str) -> bool:
@@ -245,7 +252,7 @@ def check(text: str, kind: str) -> None:
     if wants_disk(kind, address, {}):
         for name in DISK_OPTIONS[kind]:
             options.pop(name, None)
-    check_options(convert(options, function, address.text), function, f"{kind} of {address.text!r}")
+    _check_handle_options(convert(options, function, address.text), kind, address)
 
 
 def _open_any(kind: str, text: str, options: dict[str, Any]) -> Any:
@@ -280,7 +287,7 @@ def _open_with(function: Callable[..., Any], kind: str, address: Address, option
     own = {"start", "durable"} if address.scheme in KEEPING else DISK_OPTIONS[kind]
     options = {name: value for name, value in options.items() if value is not None or name not in own}
     given = {**convert(address.options, function, address.text), **options}
-    check_options(given, function, f"{kind} of {address.text!r}")
+    _check_handle_options(given, kind, address)
     return function(address, **given)
 
 
@@ -301,66 +308,17 @@ def _open_durable(function: Callable[..., Any], kind: str, address: Address, opt
         **convert(live, function, address.text),
         **{name: value for name, value in options.items() if name not in own},
     }
-    check_options(rest, function, f"{kind} of {address.text!r}")
+    _check_handle_options(rest, kind, address)
     texts = {name: text for name, text in address.options.items() if name in own}
     given = {name: value for name, value in options.items() if name in own}
     return opened(address, rest, **{**convert(texts, opened, address.text), **given})
 
 
-class PublisherOpener(Protocol[Options, APublisher_co]):
-    """A room's ``publisher``: its options are the room's; with a type it gives a ``TypedPublisher``."""
-
-    @overload
-    def __call__(
-        self, name: str, /, *, type: type[ArrayLike], evolve: str = ..., **options: Any
-    ) -> TypedPublisher[ndarray]: ...
-    @overload
-    def __call__(self, name: str, /, *, type: type[T], evolve: str = ..., **options: Any) -> TypedPublisher[T]: ...
-    @overload
-    def __call__(self, name: str, /, *, type: Codec[T], evolve: str = ..., **options: Any) -> TypedPublisher[T]: ...
-    @overload
-    def __call__(
-        self, name: str, /, *, type: dtype[Any], evolve: str = ..., **options: Any
-    ) -> TypedPublisher[ndarray]: ...
-    @overload
-    def __call__(self, name: str, /, *_: Options.args, **options: Options.kwargs) -> APublisher_co: ...
-
-
-class SubscriberOpener(Protocol[Options, ASubscriber_co]):
-    """A room's ``subscriber``: its options are the room's; with a type it gives a ``TypedSubscriber``."""
-
-    @overload
-    def __call__(
-        self, name: str, /, *, type: type[Image], evolve: str = ..., **options: Any
-    ) -> TypedSubscriber[Image]: ...
-    @overload
-    def __call__(
-        self, name: str, /, *, type: type[ArrayLike], evolve: str = ..., **options: Any
-    ) -> TypedSubscriber[ndarray]: ...
-    @overload
-    def __call__(self, name: str, /, *, type: type[T], evolve: str = ..., **options: Any) -> TypedSubscriber[T]: ...
-    @overload
-    def __call__(self, name: str, /, *, type: Codec[T], evolve: str = ..., **options: Any) -> TypedSubscriber[T]: ...
-    @overload
-    def __call__(
-        self, name: str, /, *, type: dtype[Any], evolve: str = ..., **options: Any
-    ) -> TypedSubscriber[ndarray]: ...
-    @overload
-    def __call__(self, name: str, /, *_: Options.args, **options: Options.kwargs) -> ASubscriber_co: ...
-
-
-@overload
-def opener(
-    scheme: str, function: Callable[Concatenate[Address, Options], APublisher_co]
-) -> PublisherOpener[Options, APublisher_co]: ...
-@overload
-def opener(
-    scheme: str, function: Callable[Concatenate[Address, Options], ASubscriber_co]
-) -> SubscriberOpener[Options, ASubscriber_co]: ...
 def opener(scheme: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a room's ``publisher`` or ``subscriber``: it takes an address without its scheme; typed as ``function``."""
+    """Make a room's ``publisher`` or ``subscriber``: it takes an address without its scheme. Its types are in
+    the room's ``opening.pyi``."""
     kind = function.__name__.removeprefix("open_")
-    begin = f"{scheme}://" if scheme in ("tcp", "broker") else f"{scheme}:"
+    begin = f"{scheme}://" if scheme in NETWORK else f"{scheme}:"
 
     def open_named(name: str, /, **options: Any) -> Any:
         text = name if not isinstance(name, str) or name.startswith(f"{scheme}:") else begin + name
@@ -419,6 +377,25 @@ def check_options(options: Mapping[str, Any], function: Callable[..., Any], of: 
     for name in options:
         if name not in valid:
             raise InvalidArgument(f"{of} has no option {name!r}; {nearest(name, valid)}")
+
+
+def _check_handle_options(options: Mapping[str, Any], kind: str, address: Address) -> None:
+    """``InvalidArgument`` for the first option that a ``kind`` of the reach does not take, with the nearest valid ones,
+    or the side that does take it."""
+    valid = _valid_options(kind, address.scheme)
+    for name in options:
+        if name in valid:
+            continue
+        other = "subscriber" if kind == "publisher" else "publisher"
+        told = f"a {other} has" if name in _valid_options(other, address.scheme) else nearest(name, valid)
+        raise InvalidArgument(f"{kind} of {address.text!r} has no option {name!r}; {told}")
+
+
+def _valid_options(kind: str, scheme: str) -> set[str]:
+    """With those of ``penstock.durable``, where a reach has it."""
+    own = set(option_names(getattr(room(scheme), f"open_{kind}")))
+    on_disk = scheme not in KEEPING and (kind, scheme) != ("subscriber", "tcp")  # which has `start` itself
+    return own | DISK_OPTIONS[kind] if on_disk else own
 
 
 def convert(texts: Mapping[str, str], function: Callable[..., Any], of: str) -> dict[str, Any]:

@@ -36,6 +36,7 @@ HOLDS: Mapping[str, frozenset[str]] = {
     "tcp": frozenset({"ordinal", "time", "virtual channel", "properties"}),
     "journal": frozenset({"time", "properties"}),
     "broker": frozenset({"time", "properties"}),
+    "nats": frozenset({"time", "properties"}),
 }
 #: The fields of a reach's messages that another reach could lose. Ordinals and times do not count: a sink that does not
 #: keep them gives new ones, which is its rule and no loss.
@@ -45,6 +46,7 @@ BRINGS: Mapping[str, frozenset[str]] = {
     "tcp": frozenset({"properties"}),
     "journal": frozenset({"properties"}),
     "broker": frozenset({"properties"}),
+    "nats": frozenset({"properties"}),
 }
 #: Errors by which a sink refuses one message for good; another message may still be accepted.
 REFUSALS: tuple[type[Exception], ...] = (InvalidArgument, CapacityError, RefusedError)

@@ -16,6 +16,7 @@ Rules:
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import logging
 import os
@@ -25,7 +26,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from penstock import address as addresses
 from penstock._core import journal as native
@@ -33,9 +36,10 @@ from penstock.channel import Ledger, Publisher, Terms, check_timeout
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.history import Opened, check_start, kept_of, start_ns
 from penstock.journal import presence
+from penstock.journal.disk import Disk, read_all
 from penstock.journal.follow import Follower
 from penstock.journal.journal import SEGMENT_BYTES, Journal
-from penstock.journal.layout import FRONTIER_NAME, TIME_NOW, encode_properties
+from penstock.journal.layout import CHANNEL_NAME, FRONTIER_NAME, TIME_NOW, encode_properties
 from penstock.printable import printable
 
 if TYPE_CHECKING:
@@ -75,6 +79,8 @@ def open_publisher(
         )
     if not isinstance(durable_wait, bool):
         raise InvalidArgument(f"durable_wait={durable_wait!r} must be True or False")
+    for ending in list(_forgotten):
+        ending.end()  # it may have this directory, address or port
     journal = Journal(durable, retain_bytes=retain_bytes, retain_age_s=retain_age_s, segment_bytes=segment_bytes)
     try:
         return DurablePublisher(address, journal, live_options, durable_wait)
@@ -101,8 +107,10 @@ def open_subscriber(
         raise InvalidArgument(f"there is no journal {directory}: reading makes none, a publisher with durable= does")
     journal = Journal(directory, mode="read")
     try:
-        _check_topic(journal, topic_of(address))
-        follower = Follower(journal, place_of(journal, text), own=True)
+        channel = _check_channel(journal, address, live_options)
+        from_disk = f"start=first&durable={quote(os.path.abspath(directory), safe='/')}"
+        seen_as = f"{channel}{'&' if '?' in channel else '?'}{from_disk}"
+        follower = Follower(journal, place_of(journal, text), own=True, seen_as=seen_as)
     except BaseException:
         journal.close()
         raise
@@ -135,11 +143,42 @@ def _kept_at(address: Address, live_options: Mapping[str, Any]) -> str:
     return str(directory)
 
 
-def _check_topic(journal: Journal, topic: str) -> None:
-    others = set(journal.topics) - {topic}
-    if others:
-        directory = printable(str(journal.directory))
-        raise RefusedError(f"{directory} keeps {min(others)!r}, not {topic!r}: one directory keeps one channel")
+def _check_channel(journal: Journal, address: Address, options: Mapping[str, Any]) -> str:
+    """The channel, as its directory knows it; ``RefusedError`` where the directory keeps another one."""
+    channel, topic = channel_of(address, options), topic_of(address)
+    with contextlib.suppress(FileNotFoundError):
+        kept = read_all(journal.directory / CHANNEL_NAME).decode("utf-8", "replace").strip()
+        if kept != channel and journal.frontier > 1:
+            raise _keeps(journal, kept, channel)
+        return channel
+    if others := set(journal.topics) - {topic}:  # made before there was such a file
+        raise _keeps(journal, repr(min(others)), f"{topic!r}, the topic of {channel}")
+    return channel
+
+
+def _keeps(journal: Journal, kept: str, wanted: str) -> RefusedError:
+    texts = [printable(text) for text in (str(journal.directory), kept, wanted)]
+    return RefusedError("{} keeps {}, not {}: one directory keeps one channel".format(*texts))
+
+
+def _note_channel(journal: Journal, channel: str) -> None:
+    """Write into the directory which channel it keeps, before its first message."""
+    path = journal.directory / CHANNEL_NAME
+    with contextlib.suppress(FileNotFoundError):
+        if read_all(path).decode("utf-8", "replace").strip() == channel:
+            return
+    disk = Disk()
+    disk.write_file(path, f"{channel}\n".encode())
+    disk.sync_directory(journal.directory)
+
+
+def channel_of(address: Address, options: Mapping[str, Any]) -> str:
+    """The channel's address without what another publisher of it may choose anew: options, and the port of tcp."""
+    if address.scheme == "tcp":
+        return "tcp://"
+    name = quote(address.name, safe="/")
+    number = options.get("id") or 0
+    return f"{address.scheme}:{name}?id={number}" if number else f"{address.scheme}:{name}"
 
 
 def topic_of(address: Address) -> str:
@@ -152,9 +191,8 @@ def topic_of(address: Address) -> str:
 class Past:
     """What a tcp publisher reads for a subscriber that asks for the past."""
 
-    def __init__(self, journal: Journal, topic: str) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._topic = topic
         self.identity = journal.uuid.bytes
 
     def open(self, start: str, identity: bytes, last: int) -> Opened:
@@ -171,130 +209,61 @@ class Past:
         return Opened(source, place, frontier)
 
 
-_open: weakref.WeakSet[DurablePublisher] = weakref.WeakSet()
+_flows: set[Flow] = set()  # those whose threads run
+_forgotten: set[Flow] = set()  # those that end because nobody holds their publisher any more
 
 
 @atexit.register
-def _close_all() -> None:
+def _end_all() -> None:
     """Write what was published to disk before the program ends."""
-    for publisher in list(_open):
-        publisher.close()
+    for flow in list(_flows):
+        flow.end()
 
 
-class DurablePublisher(Publisher):
-    """One writing handle over a journal and a live publisher. Unknown attributes are those of the live publisher."""
+class Flow:
+    """What is under a publisher: messages go from memory to the disk, and from the disk to the live publisher.
 
-    carries_properties = True
+    Its threads hold this and never the publisher, so that a publisher that is forgotten is collected, and ends it.
+    """
 
-    def __init__(self, address: Address, journal: Journal, live_options: Mapping[str, Any], wait: bool) -> None:
+    def __init__(self, address: Address, journal: Journal, live_options: Mapping[str, Any]) -> None:
         self.journal = journal
         self.scheme = address.scheme
-        self.topic = topic_of(address)
-        _check_topic(journal, self.topic)
-        self._topic_id = journal.topic_id(self.topic)
-        self._writer = journal.writer
-        self._wait = wait
+        self.writer = journal.writer
         # What is committed together lies in one segment, and retention removes whole segments: several fit into one.
         self._most_staged = min(STAGED_BYTES, journal.segment_bytes // 4)
-        self._closed = False
-        self._lock = threading.Lock()
-        self._staged, self._committed = threading.Event(), threading.Event()
+        # A queue, because a finaliser puts into it: it may run in any thread, inside of any call but this one's.
+        self._staged: SimpleQueue[None] = SimpleQueue()
         self._awake = False
+        self.committed = threading.Event()
+        self._all_committed = False
         self._ending = False
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
+        self.end_error: BaseException | None = None
         self._committing = threading.Lock()  # held by one commit, until its failure is noted
         self._passing_on = threading.Condition()  # guards the two below
         self._passed_on = 0  # the live flow has everything up to this position
         self._held_up = False  # one has waited in vain; nobody waits until everything was passed on
         self._outrun = False  # a reader of shm does not keep up
-        self._before = self._writer.next_position - 1  # published by others
-        self.inner, self._position = _open_live(address, journal, self.topic, dict(live_options))
+        self.live, self._position = _open_live(address, journal, dict(live_options))
         self._passed_on = self._position - 1
-        self._threads = [
-            threading.Thread(target=function, name=f"penstock-durable-{word}", daemon=True)
-            for word, function in (("commit", self._commit_on), ("forward", self._forward_on))
-        ]
-        for thread in self._threads:
-            thread.start()
-        _open.add(self)
+        self._forwarder = threading.Thread(target=self._forward_on, name="penstock-durable-forward", daemon=True)
+        self._committer = threading.Thread(target=self._commit_on, name="penstock-durable-commit", daemon=True)
+        self._forwarder.start()
+        self._committer.start()
+        _flows.add(self)
 
-    # --- publishing
+    # --- from memory to the disk
 
-    def publish(
-        self,
-        data: Buffer,
-        *,
-        properties: Mapping[str, str] | None = None,
-        timestamp_ns: int | None = None,
-        timeout: float | None = None,
-    ) -> int:
-        """Store a copy of ``data``, which then goes to the live publisher; returns its ordinal.
-
-        ``timeout`` is checked and ends nothing: who publishes waits for the disk at most, never for a subscriber.
-        """
-        if self._closed or self._failure is not None:
-            self._check_usable()
-        if timeout is not None:
-            check_timeout(timeout)
-        if self._wait:
-            ordinal = self.journal.append(self.topic, data, properties=properties, timestamp_ns=timestamp_ns)
-            self._committed.set()
-            self._await_passed_on(ordinal)
-        elif properties is None and timestamp_ns is None:
-            ordinal = self._writer.stage(self._topic_id, data)
-            self._wake()
-        else:
-            time_ns = TIME_NOW if timestamp_ns is None else timestamp_ns
-            ordinal = self._writer.stage(self._topic_id, data, encode_properties(properties), b"", b"", time_ns)
-            self._wake()
-        return ordinal
-
-    def publish_many(self, batch: Iterable[Buffer], *, timeout: float | None = None) -> int:
-        """Store each of them, in order; returns how many. ``timeout`` as in ``publish``."""
-        self._check_usable()
-        check_timeout(timeout)
-        items = batch if isinstance(batch, list | tuple) else list(batch)
-        if self._wait:
-            self.journal.append_many(self.topic, items)
-            self._committed.set()
-            self._await_passed_on(self._writer.committed_position - 1)
-        elif items:
-            self._writer.stage_buffers(self._topic_id, items)
-            self._wake()
-        return len(items)
-
-    def reserve(self, size: int) -> Draft:
-        """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""
-        self._check_usable()
-        if not isinstance(size, int) or isinstance(size, bool):
-            raise TypeError(f"size must be an int, not {type(size).__name__}")
-        if not 0 <= size <= self.journal.max_message_bytes:
-            raise InvalidArgument(f"size={size} must be 0 to max_message_bytes={self.journal.max_message_bytes}")
-        return native.reserve(size, self.publish, self)
-
-    def flush(self) -> None:
-        """Wait until everything published so far is on disk, and has been passed to the live publisher: who joins
-        afterwards finds it in its history. A live flow that stands still is waited for a second at most."""
-        self._check_usable()
-        self._commit()
-        self._check_usable()  # another thread's commit may have failed
-        self._await_passed_on(self._writer.committed_position - 1)
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Something was staged."""
         if not self._awake:
             self._awake = True
-            self._staged.set()
-        if self._writer.staged_bytes > self._most_staged:
-            self._commit()
+            self._staged.put(None)
+        if self.writer.staged_bytes > self._most_staged:
+            self.commit()
 
-    def _publish_now(self, data: Any, options: Mapping[str, Any]) -> int:
-        if self._wait:
-            raise BlockingIOError
-        return self.publish(data, **options)
-
-    # --- from memory to the disk, from the disk to the live flow
-
-    def _commit(self, note: bool = False) -> None:
+    def commit(self, note: bool = False) -> None:
         """``note``: a failure is told by the next call instead of being raised."""
         with self._committing:
             try:
@@ -304,36 +273,45 @@ class DurablePublisher(Publisher):
             except Exception as error:
                 if not note:
                     raise
-                self._failure = error
+                self.failure = error
                 logger.error("%r: what was published last is not on disk: %s", self, error)
             finally:
-                self._committed.set()
+                self.committed.set()
 
-    def _await_passed_on(self, position: int) -> None:
+    def _commit_on(self) -> None:
+        ending = False
+        try:
+            while not ending:
+                self._staged.get()
+                # read before the commit: if it is set, everything is staged by now and this commit is the last
+                ending = self._ending
+                self._awake = False  # before the commit, so that whatever is staged later wakes this thread again
+                self.commit(note=True)
+        except ClosedError:
+            pass
+        try:
+            self._give_back()
+        except BaseException as error:
+            self.end_error = error
+            logger.error("%r did not end well: %s", self, error)
+        finally:
+            _flows.discard(self)
+            _forgotten.discard(self)
+
+    # --- from the disk to the live publisher
+
+    def await_passed_on(self, position: int) -> None:
+        """Wait until the live publisher has everything up to ``position``; ``PASS_ON_S`` at most."""
         with self._passing_on:
             if self._passed_on >= position or self._held_up:
                 return
             came = self._passing_on.wait_for(lambda: self._passed_on >= position or self._ending, PASS_ON_S)
             self._held_up = not came
 
-    def _commit_on(self) -> None:
-        while True:
-            self._staged.wait()
-            self._staged.clear()
-            # read before the commit: if it is set, everything is staged by now and this commit is the last
-            ending = self._ending
-            self._awake = False  # cleared before the commit, so that whatever is staged later wakes this thread again
-            try:
-                self._commit(note=True)
-            except ClosedError:
-                return
-            if ending:
-                return
-
     def _forward_on(self) -> None:
         while True:
-            ending = self._ending and not self._threads[0].is_alive()
-            self._committed.clear()
+            ending = self._all_committed
+            self.committed.clear()
             try:
                 self._forward()
             except ClosedError:
@@ -342,7 +320,8 @@ class DurablePublisher(Publisher):
                 logger.error("%r: messages did not reach the live flow: %s", self, error)
             if ending:
                 return
-            self._committed.wait(LOOK_S if self._ending else None)
+            if not self._all_committed:
+                self.committed.wait()
 
     def _forward(self) -> None:
         while True:
@@ -351,7 +330,7 @@ class DurablePublisher(Publisher):
                 self._note_passed_on(self._position - 1, everything=True)
                 return
             for part in self._portions(batch):
-                self.inner.forward(part)
+                self.live.forward(part)
             self._note_passed_on(self._position - 1)
 
     def _note_passed_on(self, position: int, everything: bool = False) -> None:
@@ -370,19 +349,144 @@ class DurablePublisher(Publisher):
         if self.scheme != "shm":
             yield batch
             return
-        slots = self.inner.slots
+        slots = self.live.slots
         most = max(1, slots // 4)
         room = max(slots - most, most)
         deadline = time.monotonic() + KEEP_UP_S
         for begin in range(0, len(batch), most):
             part = batch[begin : begin + most]
-            while (late := self.inner.unread + len(part) > room) and not self._outrun and not self._ending:
+            while (late := self.live.unread + len(part) > room) and not self._outrun and not self._ending:
                 if time.monotonic() >= deadline:
                     self._outrun = True  # once: a reader that stands still is not waited for with every message
                     break
                 time.sleep(KEEP_UP_LOOK_S)
             self._outrun = self._outrun and late
             yield part
+
+    # --- the end
+
+    def forget(self) -> None:
+        """Nobody holds the publisher any more. A finaliser calls this: it takes no lock and waits for nothing."""
+        if not self._ending:
+            _forgotten.add(self)
+            self._begin_end()
+
+    def _begin_end(self) -> None:
+        self._ending = True
+        self._staged.put(None)
+
+    def end(self) -> None:
+        """Return when everything is on disk and passed on, and the threads have ended."""
+        self._begin_end()
+        self._committer.join()
+
+    def _give_back(self) -> None:
+        self._all_committed = True
+        self.committed.set()
+        self._forwarder.join(CLOSE_S)
+        slow = self._forwarder.is_alive()
+        self.live.close()
+        self._forwarder.join()
+        if slow:
+            logger.warning(
+                "%r: live subscribers were too slow: some messages from ordinal %d on did not reach them and are on "
+                "disk (start= reads them)",
+                self,
+                self._passed_on + 1,
+            )
+        self.journal.close()
+
+    def __repr__(self) -> str:
+        return f"<durable.Publisher {self.journal.directory}{', closed' if self._ending else ''}>"
+
+
+class DurablePublisher(Publisher):
+    """One writing handle over a journal and a live publisher. Unknown attributes are those of the live publisher."""
+
+    carries_properties = True
+
+    def __init__(self, address: Address, journal: Journal, live_options: Mapping[str, Any], wait: bool) -> None:
+        self.journal = journal
+        self.scheme = address.scheme
+        self.topic = topic_of(address)
+        _note_channel(journal, _check_channel(journal, address, live_options))
+        self._topic_id = journal.topic_id(self.topic)
+        self._writer = journal.writer
+        self._wait = wait
+        self._closed = False
+        self._lock = threading.Lock()
+        self._before = self._writer.next_position - 1  # published by others
+        self._flow = Flow(address, journal, live_options)
+        self.inner = self._flow.live
+        weakref.finalize(self, self._flow.forget).atexit = False
+
+    # --- publishing
+
+    def publish(
+        self,
+        data: Buffer,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timestamp_ns: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Store a copy of ``data``, which then goes to the live publisher; returns its ordinal.
+
+        ``timeout`` is checked and ends nothing: who publishes waits for the disk at most, never for a subscriber.
+        """
+        flow = self._flow
+        if self._closed or flow.failure is not None:
+            self._check_usable()
+        if timeout is not None:
+            check_timeout(timeout)
+        if self._wait:
+            ordinal = self.journal.append(self.topic, data, properties=properties, timestamp_ns=timestamp_ns)
+            flow.committed.set()
+            flow.await_passed_on(ordinal)
+        elif properties is None and timestamp_ns is None:
+            ordinal = self._writer.stage(self._topic_id, data)
+            flow.wake()
+        else:
+            time_ns = TIME_NOW if timestamp_ns is None else timestamp_ns
+            ordinal = self._writer.stage(self._topic_id, data, encode_properties(properties), b"", b"", time_ns)
+            flow.wake()
+        return ordinal
+
+    def publish_many(self, batch: Iterable[Buffer], *, timeout: float | None = None) -> int:
+        """Store each of them, in order; returns how many. ``timeout`` as in ``publish``."""
+        self._check_usable()
+        check_timeout(timeout)
+        items = batch if isinstance(batch, list | tuple) else list(batch)
+        if self._wait:
+            self.journal.append_many(self.topic, items)
+            self._flow.committed.set()
+            self._flow.await_passed_on(self._writer.committed_position - 1)
+        elif items:
+            self._writer.stage_buffers(self._topic_id, items)
+            self._flow.wake()
+        return len(items)
+
+    def reserve(self, size: int) -> Draft:
+        """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""
+        self._check_usable()
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"size must be an int, not {type(size).__name__}")
+        if not 0 <= size <= self.journal.max_message_bytes:
+            raise InvalidArgument(f"size={size} must be 0 to max_message_bytes={self.journal.max_message_bytes}")
+        return native.reserve(size, self.publish, self)
+
+    def flush(self) -> None:
+        """Wait until everything published so far is on disk, and has been passed to the live publisher: who joins
+        afterwards finds it in its history. A live flow that stands still is waited for a second at most."""
+        self._check_usable()
+        self._flow.commit()
+        self._check_usable()  # another thread's commit may have failed
+        self._flow.await_passed_on(self._writer.committed_position - 1)
+
+    def _publish_now(self, data: Any, options: Mapping[str, Any]) -> int:
+        if self._wait:
+            raise BlockingIOError
+        return self.publish(data, **options)
 
     # --- the contract
 
@@ -417,8 +521,9 @@ class DurablePublisher(Publisher):
     def _check_usable(self) -> None:
         if self._closed:
             raise ClosedError("this publisher was closed")
-        if self._failure is not None:
-            error, self._failure = self._failure, None
+        flow = self._flow
+        if flow.failure is not None:
+            error, flow.failure = flow.failure, None
             raise error
 
     @property
@@ -431,22 +536,9 @@ class DurablePublisher(Publisher):
             if self._closed:
                 return
             self._closed = True
-        self._ending = True
-        self._staged.set()
-        self._threads[0].join()
-        self._committed.set()
-        self._threads[1].join(CLOSE_S)
-        slow = self._threads[1].is_alive()
-        self.inner.close()
-        self._threads[1].join()
-        if slow:
-            logger.warning(
-                "%r: live subscribers were too slow: some messages from ordinal %d on did not reach them and are on "
-                "disk (start= reads them)",
-                self,
-                self._passed_on + 1,
-            )
-        self.journal.close()
+        self._flow.end()
+        if self._flow.end_error is not None:
+            raise self._flow.end_error
 
     def __getattr__(self, name: str) -> Any:
         if name == "inner":  # while it is being made
@@ -457,7 +549,7 @@ class DurablePublisher(Publisher):
         return f"<durable.Publisher {self.journal.directory}{', closed' if self._closed else ''}>"
 
 
-def _open_live(address: Address, journal: Journal, topic: str, options: dict[str, Any]) -> tuple[Any, int]:
+def _open_live(address: Address, journal: Journal, options: dict[str, Any]) -> tuple[Any, int]:
     """The live publisher, and the position from which on it is given messages.
 
     The messages that it keeps for late joiners come from the journal, also those of earlier publishers.
@@ -471,7 +563,7 @@ def _open_live(address: Address, journal: Journal, topic: str, options: dict[str
     if options.get("mux") is not None:
         raise InvalidArgument(f"{address.text}: a virtual channel cannot be durable; bridge it to a journal")
     if address.scheme == "tcp":
-        return room.open_publisher(address, past=Past(journal, topic), **options), first
+        return room.open_publisher(address, past=Past(journal), **options), first
     directory = str(journal.directory.resolve())
     if address.scheme == "bus":
         live = room.open_publisher(address, **options)

@@ -64,13 +64,17 @@ class CallFailed(PenstockError):
     """The function of a server raised an exception; the text is its class and message."""
 
 
+MOST_NAMES = 50  # in an error text
+
+
 def nearest(given: str, valid: Iterable[str]) -> str:
     """The part of an error text that names the valid choices, the nearest first."""
     names = sorted(valid)
     close = difflib.get_close_matches(given, names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"valid: {', '.join(names)}" if names else "there are none"
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"valid: {', '.join(names[:MOST_NAMES])}{more}" if names else "there are none"
 
 
 def describe(error: BaseException) -> str:

@@ -5,7 +5,10 @@ Any thread; no I/O.
 
 from __future__ import annotations
 
-__all__ = ["printable"]
+import shlex
+from pathlib import Path
+
+__all__ = ["command", "printable"]
 
 
 def printable(text: str, keep: str = "\t\n") -> str:
@@ -13,3 +16,8 @@ def printable(text: str, keep: str = "\t\n") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def command(*words: str | Path) -> str:
+    """A command of Penstock for people to paste into a shell, whatever characters its words have."""
+    return shlex.join(["penstock", *map(str, words)])

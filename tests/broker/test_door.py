@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,102 @@ def test_the_names_of_the_room_are_listed() -> None:
     assert set(broker.__all__) <= set(dir(broker))
 
 
+def test_only_bytes_are_published(server: Server) -> None:
+    told = "publish takes bytes or a buffer, not str; encode it, or open the publisher with type= "
+    with Client(port=server.port) as client:
+        uses: list[Callable[[], Any]] = [
+            lambda: client.publish("t", "text"),  # type: ignore[arg-type]
+            lambda: client.publish_many("t", ["text"]),  # type: ignore[list-item]
+            lambda: client.stage("x", "t", ["text"]),  # type: ignore[list-item]
+        ]
+        for use in uses:
+            with pytest.raises(TypeError, match=f"^{told}"):
+                use()
+
+
+# --- close gives everything back
+
+
+def _use_client(port: int) -> Client:
+    with Client(port=port) as client:
+        client.ping()
+    return client
+
+
+def _use_asyncio(port: int) -> AsyncClient:
+    async def use() -> AsyncClient:
+        async with AsyncClient(port=port) as client:
+            await client.ping()
+        return client
+
+    return asyncio.run(use())
+
+
+def _use_publisher(port: int) -> Publisher:
+    with Publisher(port=port) as publisher:
+        publisher.publish(b"x")
+    return publisher
+
+
+def _use_subscriber(port: int) -> broker.Subscriber:
+    with broker.Subscriber(port=port, queue="q", topics="t") as subscriber:
+        assert asyncio.run(subscriber.read_async(0.001)) is None
+    return subscriber
+
+
+@pytest.mark.parametrize("use", [_use_client, _use_asyncio, _use_publisher, _use_subscriber])
+def test_close_gives_every_descriptor_back(server: Server, use: Callable[[int], Any]) -> None:
+    def descriptors() -> int:
+        until(lambda: not server.connections)  # the server's side of a connection ends a little later
+        gc.collect()  # event loops
+        return len(os.listdir("/proc/self/fd"))
+
+    kept = [use(server.port)]  # the first one brings what the process has once
+    before = descriptors()
+    kept += [use(server.port) for _ in range(5)]
+    assert descriptors() == before
+
+
+# --- after a fork
+
+
+def test_a_forked_child_is_told_so_and_says_nothing(server: Server, tmp_path: Path) -> None:
+    client = Client(port=server.port)
+    client.queue("q", topics="t")
+    client.publish_many("t", [b"1", b"2"])
+    with client.subscribe("q") as subscriber:
+        assert subscriber.wait(LONG)
+        uses: list[Callable[[], Any]] = [
+            client.ping,
+            lambda: client.publish("t", b"of the child"),
+            lambda: subscriber.read(0),
+            lambda: subscriber.ack(1),
+            subscriber.fileno,
+        ]
+        said = tmp_path / "said"
+        child = os.fork()
+        if child == 0:
+            told = []
+            for use in uses:
+                try:
+                    told.append(f"{use()}")
+                except BaseException as error:
+                    told.append(f"{type(error).__name__}: {error}")
+            client.close()
+            subscriber.close()
+            said.write_text("\n".join(told))
+            os._exit(0)
+        os.waitpid(child, 0)
+        found = said.read_text().splitlines()
+        assert len(found) == len(uses)
+        for line in found:
+            assert line.startswith("StateError: this ") and "was opened before this process was forked" in line
+        assert [bytes(subscriber.receive(LONG)) for _ in range(2)] == [b"1", b"2"]
+        client.publish("t", b"3")
+        assert bytes(subscriber.receive(LONG)) == b"3"
+    client.close()
+
+
 # --- after the end
 
 
@@ -109,7 +206,9 @@ def test_what_is_asked_after_the_end_was_never_sent_with_asyncio(server: Server)
     async def talk() -> None:
         client = AsyncClient(port=server.port)
         await client.publish("t", b"1")
-        client.close()
+        for _ in range(2):
+            await client.close()  # as all that it does; without await it closes too
+            client.close()
         with pytest.raises(ClosedError, match=r"^this client was closed$"):
             await client.publish("t", b"2")
 
@@ -138,7 +237,7 @@ def test_a_closed_subscriber_takes_no_acknowledgement(server: Server, say: Calla
 
 @pytest.mark.parametrize("wrong", ["x", None, b"1", 1.5])
 def test_only_a_message_is_acknowledged(server: Server, wrong: Any) -> None:
-    with Client(port=server.port) as client, client.subscribe("q", ack="manual") as subscriber:
+    with Client(port=server.port) as client, client.subscribe("q", topics="t", ack="manual") as subscriber:
         with pytest.raises(TypeError, match="a message of this subscriber is wanted"):
             subscriber.ack(wrong)
         with pytest.raises(InvalidArgument, match="position="):

@@ -140,7 +140,7 @@ def test_a_consumer_without_acknowledgements_comes_back_after_a_restart(serve: C
     assert wire.line().startswith("MSG q t 2 ")
 
 
-@pytest.mark.parametrize("place", ["pump", "commit", "release", "observe"])
+@pytest.mark.parametrize("place", ["pump", "commit", "release", "observing"])
 def test_a_fault_in_the_loop_itself_is_survived(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_fault_in_the_loop_itself_is_survived(
             "pump": Queue,
             "commit": type(server.broker),
             "release": type(server.broker.delayed),
-            "observe": type(server.broker),
+            "observing": type(server.broker),
         }[place]
         with monkeypatch.context() as patch:
             patch.setattr(owner, place, lambda *_: 1 / 0)

@@ -109,7 +109,7 @@ def test_a_client_that_never_reads_costs_nobody(server: Server, client: Client, 
 
 def test_a_client_that_never_reads_its_confirms_is_not_read_from(server: Server, wire: Callable[[], Wire]) -> None:
     deaf = wire().hello()
-    deaf.send(b"".join(b"QUEUE q%d\n" % number for number in range(50)) + b"LIST\n" * 20_000)  # 300 MB of answers
+    deaf.send(b"".join(b"QUEUE q%d topics=t\n" % number for number in range(50)) + b"LIST\n" * 20_000)  # 300 MB of answers
     until(lambda: any(connection.paused() for connection in server.connections.values()))
     held = max(connection.outbox.pending_bytes for connection in server.connections.values())
     assert held < 16 << 20
@@ -169,7 +169,7 @@ ABSURD = "9223372036854775807"
     ],
 )
 def test_absurd_numbers_and_names_are_refused_where_they_are_said(wire: Callable[[], Wire], line: str) -> None:
-    connection = wire().hello().send(b"SUB q\n")
+    connection = wire().hello().send(b"SUB q topics=t\n")
     assert connection.line() == "OK"
     connection.send(line.encode() + b"\nPING\n")
     assert connection.line().startswith("ERR bad_")
@@ -180,7 +180,7 @@ def test_absurd_numbers_and_names_are_refused_where_they_are_said(wire: Callable
     "line", [f"NACK q {ABSURD}", f"NACK q 1 delay_ms={ABSURD}", f"ACK q 1-{ABSURD}", f"CREDIT q {ABSURD}"]
 )
 def test_absurd_numbers_close_where_there_is_no_answer(wire: Callable[[], Wire], line: str) -> None:
-    connection = wire().hello().send(b"SUB q\n")
+    connection = wire().hello().send(b"SUB q topics=t\n")
     assert connection.line() == "OK"
     assert connection.send(line.encode() + b"\nPING\n").closed().startswith(b"ERR closing ")
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+import penstock
 from penstock.broker import Client, Server
+from penstock.errors import RefusedError
 from tests.broker.conftest import LONG, until
 
 
@@ -128,20 +130,76 @@ def test_the_topic_of_a_new_queue_may_stand_in_the_address(queue: Callable[..., 
     address = f"broker://127.0.0.1:{client._link.port}/work.a"
     assert "for work.a" in queue("create", "jobs", address=address)
     assert client.queues()[0]["topics"] == ["work.a"]
-    assert "topic default" in queue("create", "other"), "it says where a new one is bound to"
+    assert "a new one needs its topics" in queue("create", "other", code=2)
+    assert "queue jobs is there" in queue("create", "jobs"), "as it is"
 
 
-def test_topics_that_are_replaced_take_what_waits_along_and_that_is_told(
-    queue: Callable[..., str], client: Client
-) -> None:
+def test_topics_are_not_replaced_over_what_waits(queue: Callable[..., str], client: Client) -> None:
     client.queue("jobs", topics="old")
     client.publish_many("old", [b"1", b"2", b"3"])
-    assert "3 waiting messages" in queue("set", "jobs", "--topic", "new")
+    assert "would drop 3 waiting messages of topics" in queue("set", "jobs", "--topic", "new", code=1)
+    assert client.queues()[0]["topics"] == ["old"] and client.queues()[0]["depth"] == 3
+    assert "dropped" not in queue("set", "jobs", "--topic", "old", "--topic", "new")
     client.publish("new", b"4")
-    assert json.loads(queue("set", "jobs", "--topic", "newer", "--json"))["dropped"] == 1
+    assert json.loads(queue("set", "jobs", "--topic", "new", "--drop-waiting", "--json"))["dropped"] == 3
+    with client.subscribe("jobs", ack="read") as consumer:
+        assert bytes(consumer.receive(LONG)) == b"4"
     assert "dropped" not in json.loads(queue("set", "jobs", "--topic", "newest", "--json"))
+
+
+def test_what_is_dropped_with_topics_is_in_the_ledger(server: Server, client: Client) -> None:
+    client.queue("jobs", topics=["a", "b"])
+    for topic in ("a", "b", "a"):
+        client.publish_many(topic, [b"x"] * 5)
+    with pytest.raises(RefusedError, match="would drop 10 waiting messages"):
+        client.queue("jobs", topics=["b", "c"])
+    with client.subscribe("jobs", ack="manual", credit=7) as consumer:
+        assert len([consumer.receive(LONG) for _ in range(7)]) == 7
+        client.queue("jobs", topics=["b", "c"], drop_waiting=True)
+        (found,) = client.queues()
+        assert (found["dropped"], found["in_flight"], found["depth"]) == (5, 7, 10), (
+            "held ones stay with their consumer"
+        )
+    counted = server.broker.queues["jobs"].counters.snapshot()
+    assert counted["matched"] == 7 + 5 and counted["dropped"]["filtered"] == 5
+
+
+def test_what_would_be_lost_is_counted_in_turns(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is handed out meanwhile, so that the number is right."""
+    client.queue("jobs", topics="old")
+    client.publish_many("old", [b"x"] * 1000)
+    before = server.turns
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.broker.queue.PIECE_MESSAGES", 10)
+        patch.setattr("penstock.broker.backlog.PIECE_MESSAGES", 10)
+        patch.setattr("penstock.broker.server.TURN_S", 0.0)
+        with pytest.raises(RefusedError, match="would drop 1000 waiting messages"):
+            client.queue("jobs", topics="new")
+    assert server.turns - before >= 100
+    with client.subscribe("jobs", ack="read") as consumer:
+        assert sum(1 for _ in range(1000) if consumer.read(LONG)) == 1000, "it hands out again"
 
 
 def test_a_wildcard_is_a_whole_part(queue: Callable[..., str], client: Client) -> None:
     assert "a wildcard is a whole part" in queue("create", "jobs", "--topic", "sensors.a*", code=1)
     assert client.queues() == []
+
+
+def test_a_misspelt_queue_makes_none(server: Server, client: Client) -> None:
+    client.queue("jobs", topics="work.>")
+    place = f"broker://127.0.0.1:{server.port}/?queue=jbos"
+    for use in (lambda: client.subscribe("jbos"), lambda: penstock.subscriber(place), lambda: client.queue("jbos")):
+        with pytest.raises(
+            RefusedError, match=r"there is no queue jbos \(did you mean jobs\?\); a new one needs its topics"
+        ):
+            use()
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "sub", place], capture_output=True, text=True, timeout=10 * LONG
+    )
+    assert done.returncode == 1 and "did you mean jobs?" in done.stderr, done.stderr
+    assert [entry["queue"] for entry in client.queues()] == ["jobs"]
+    penstock.subscriber(place.replace("/?", "/work.a?")).close()
+    with client.subscribe("jobs"), client.subscribe("jbos"):
+        pass

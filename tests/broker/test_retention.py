@@ -156,7 +156,7 @@ def test_what_is_taken_before_it_was_delivered_is_expired(serve: Callable[..., S
 def test_what_nobody_had_counted_is_told_as_positions(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.broker.broker.Broker.observe", lambda _: None)
+    monkeypatch.setattr("penstock.broker.broker.Broker.observing", lambda _: iter(()))
     server = serve(segment_bytes=SEGMENT_BYTES, retain_bytes=4 * SEGMENT_BYTES)
 
     def told(queue: str) -> int:

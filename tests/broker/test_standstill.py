@@ -44,7 +44,7 @@ def test_a_damaged_message_is_told_and_counted(serve: Callable[..., Server], tmp
             assert [consumer.receive(timeout=LONG).position for _ in range(2)] == [1, 2]
             for _ in range(2):  # also after the broker has looked at its queues
                 until(lambda: look(client, "q")["state"].startswith("failed to read a message"))
-                server.broker.observe()
+                list(server.broker.observing())
             assert server.broker.queues["q"]._said.startswith("failed to read a message"), "ls reads it there"
             found = look(client, "q")
             assert (found["depth"], found["depth_at_least"], found["in_flight"]) == (5, True, 2)
@@ -70,7 +70,7 @@ def test_dead_letters_that_are_refused_are_told(
             consumer.nack(consumer.receive(timeout=LONG))
             for _ in range(2):
                 until(lambda: look(root, "north-q")["state"].startswith("dead letters wait: "))
-                server.broker.observe()
+                list(server.broker.observing())
             assert look(root, "north-q")["depth"] == 1
 
 

@@ -118,7 +118,7 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
 
 def test_two_addresses_of_one_topic_are_refused(tmp_path: Path) -> None:
     done = run("record", f"journal:{tmp_path}/x#a", f"journal:{tmp_path}/y#a", "-o", str(tmp_path / "rec"))
-    assert done.returncode == 2 and "--as" in done.stderr
+    assert done.returncode == 2 and "--as" in done.stderr and f"{tmp_path}/x#a and " in done.stderr
 
 
 def test_split_by_size_makes_parts_that_play_as_one(tmp_path: Path) -> None:
@@ -224,6 +224,13 @@ def test_speed_is_held(run1: Path, tmp_path: Path) -> None:
     """Two seconds of recording at twice the speed take one second, and not less."""
     done = run("play", str(run1), "--speed", "2", "--map", f"*=journal:{tmp_path}/x#{{topic}}", "--json")
     assert json.loads(done.stdout)["seconds"] >= 0.95
+
+
+@pytest.mark.parametrize("command", ["play", "export"])
+def test_a_beginning_after_the_end_is_told(command: str, run1: Path, tmp_path: Path) -> None:
+    more = ["--map", f"*=journal:{tmp_path}/out#t"] if command == "play" else ["--to", "jsonl"]
+    done = run(command, str(run1), "--from", "1h", *more)
+    assert done.returncode == 2 and "--from 1h" in done.stderr and "s long" in done.stderr, done
 
 
 def test_play_without_an_address_names_the_topic(run1: Path, tmp_path: Path) -> None:

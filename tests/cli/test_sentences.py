@@ -156,3 +156,14 @@ def test_a_directory_of_shared_memory_that_cannot_be_is_one_sentence(words: tupl
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
     assert "PENSTOCK_SHM_DIR=/etc/passwd cannot be used (it is not a directory)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["ls --watch inf", "ls --watch nan", "hz shm:/x --every 1e300", "bw shm:/x --window inf", "delay shm:/x --every inf",
+     "pub shm:/x y --wait 0 -n 2 --rate 1e-300", "pub shm:/x y --timeout 1e300", "sub shm:/x --timeout inf",
+     "call shm:/x y --timeout inf", "top --every inf", "why shm:/x --seconds inf"],
+)  # fmt: skip
+def test_numbers_that_overflow_the_clock_are_refused(words: str) -> None:
+    done = run(*words.split(), timeout=30)
+    assert done.returncode == 2 and words.split()[-2] in done.stderr and "Traceback" not in done.stderr, done

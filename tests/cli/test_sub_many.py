@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from penstock.cli.sources import Reader
 from penstock.cli.start import start_options
-from penstock.cli.sub import Reader
 from penstock.errors import InvalidArgument
 
 

@@ -78,6 +78,16 @@ def test_names_are_shortened_in_the_middle_and_free_text_goes_first() -> None:
     assert wide[1].endswith("waits for a subscriber") and "shm:/factory/line-1/camera/front" in wide[1]
 
 
+@pytest.mark.parametrize(
+    "form",
+    ["shm:/plant/line{}/machine{}/temperature", "shm:/a-very-long-beginning/{}/{}", "shm:/{}/{}/a-very-long-end-of-a-name"],
+)
+def test_names_that_are_shortened_stay_different(form: str) -> None:
+    rows = [(form.format(number % 7, number), "publisher", str(number)) for number in range(50)]
+    shown = printed(show.table(("address", "kind", "messages"), rows, ("messages",), width=42), 42)
+    assert len({line.split()[0] for line in shown[1:51]}) == 50, shown
+
+
 def test_names_are_text() -> None:
     lines = printed(show.table(COLUMNS, ROWS, width=200), 200)
     assert "shm:/[red]x[/red]/:car:/\\x1b[2J" in lines[2]

@@ -48,20 +48,34 @@ def test_nobody_publishes(name: str) -> None:
     assert code == 4 and "nobody publishes" in text
 
 
-def test_who_reads_a_durable_channel_from_disk(name: str, tmp_path: Path) -> None:
-    where, kept = f"shm:{name}", f"journal:{tmp_path.resolve() / 'kept'}"
-    with penstock.publisher(where, durable=tmp_path / "kept") as publisher:
+@pytest.mark.parametrize("scheme", ["shm:", "bus:"])
+def test_who_reads_a_durable_channel_from_disk(scheme: str, name: str, tmp_path: Path) -> None:
+    where = f"{scheme}{name}" if scheme == "shm:" else f"{scheme}{name}?id=3"
+    kept = tmp_path.resolve() / "kept & more"
+    with penstock.publisher(where, durable=kept) as publisher:
         publisher.publish_many([b"x"] * 10)
         publisher.flush()
-        assert "nobody reads it" in reasons(where)[1]
+        assert "messages wait" not in reasons(where)[1]
         with penstock.subscriber(where, start="first") as first, penstock.subscriber(where, start="new"):
             first.receive(60).release()
-            text = reasons(where)[1]
-            assert f"2 subscribers read it from disk ({kept})" in text and "nobody reads it" not in text
-            assert re.search(rf"the subscriber in process {os.getpid()} .* reads it from disk and is 9 messages", text)
-        assert "nobody reads it" in reasons(where)[1]
-        facts = json.loads(run("info", where, "--json").stdout)["facts"]
-        assert facts["on disk"].startswith(f"{kept} ")
+            code, text = reasons(where)
+            assert code == 4 and "nobody reads it" not in text, text
+            assert re.search(rf"9 messages wait for the subscriber in process {os.getpid()} .* which took none", text)
+            if scheme == "shm:":
+                assert f"2 subscribers read it from disk (journal:{kept})" in text
+            rows = [json.loads(line) for line in run("ls", where, "--json").stdout.splitlines()]
+            readers = [row for row in rows if row["room"] == "journal"]
+            assert sorted(row["lag"] for row in readers) == [0, 9]
+            assert re.search(r"subscriber\b.*\b9\b", run("ls", where).stdout)
+            if scheme == "shm:":  # a listed address can be read
+                assert len(run("sub", readers[0]["address"], "-n", "10", "-f", "raw").stdout) == 10
+            told = json.loads(run("info", where, "--json").stdout)
+            assert sum(row["room"] == "journal" for row in told["handles"]) == 2
+        assert "messages wait" not in reasons(where)[1]
+        if scheme == "shm:":
+            assert "nobody reads it" in reasons(where)[1]
+            facts = json.loads(run("info", where, "--json").stdout)["facts"]
+            assert facts["on disk"] == f"journal:{kept}"
 
 
 def test_a_publisher_that_is_silent(handles: Handles, name: str) -> None:

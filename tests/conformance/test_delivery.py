@@ -57,6 +57,14 @@ def test_ordinals_are_contiguous_and_times_monotone(reach: Reach) -> None:
         message.release()
 
 
+def test_publish_gives_the_ordinal_or_nothing(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    given = [publisher.publish(b"x"), publisher.publish(b"y")]
+    found = [subscriber.receive(LONG).ordinal for _ in given]
+    assert given == (found if reach.can["ordinal"] == "yes" else [None, None])
+    assert publisher.publish_many([b"1", b"2", b"3"]) == 3
+
+
 @pytest.mark.needs("ordinal")
 def test_publish_tells_the_ordinal(reach: Reach) -> None:
     publisher, subscriber = reach.pair()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import re
 import threading
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 import penstock
 
-from .reaches import Reach
+from .reaches import Reach, unique
 from .reading import LONG, read_all
 
 pytestmark = pytest.mark.needs("durable")
@@ -189,6 +190,60 @@ def test_one_directory_keeps_one_channel_and_has_one_publisher(reach: Reach) -> 
     publisher.flush()
     with pytest.raises((penstock.PenstockError, OSError)):
         durable(reach)
+
+
+def test_an_option_of_the_other_side_is_told_as_such(reach: Reach) -> None:
+    with pytest.raises(ValueError, match=r"publisher of .* has no option 'start'; a subscriber has"):
+        reach.publisher(start="first")
+    publisher = reach.publisher()
+    for name in ("latest", "durable_wait", "segment_bytes"):
+        with pytest.raises(ValueError, match=rf"subscriber of .* has no option '{name}'; a publisher has"):
+            reach.subscriber(**{name: True})
+    with pytest.raises(ValueError, match="did you mean start"):
+        reach.subscriber(strat="first")
+    with pytest.raises(ValueError, match="did you mean durable"):
+        penstock.publisher(reach.address, durible="kept")
+    assert not publisher.closed
+
+
+OTHERS = {  # of one name, as far as a journal's topic tells
+    "bus": [("bus:{}?id=1", "bus:{}?id=2"), ("bus:{}", "bus:{}?id=1"), ("bus:{}", "shm:/{}"), ("bus:{}/b", "bus:{}.b")],
+    "shm": [("shm:/{}/b", "shm:/{}.b"), ("shm:/{}", "bus:{}"), ("shm:/{}", "tcp://127.0.0.1:0")],
+    "tcp": [("tcp://127.0.0.1:0", "bus:default"), ("tcp://127.0.0.1:0", "shm:/default")],
+}
+
+
+def test_a_directory_knows_the_channel_that_it_keeps(reach: Reach) -> None:
+    name = unique("kept")
+    for number, (first, second) in enumerate(OTHERS[reach.name]):
+        directory = reach.directory / str(number)
+        here, other = first.format(name), second.format(name)
+        with penstock.publisher(here, durable=directory) as publisher:
+            publisher.publish(b"1")
+        both = rf"keeps {re.escape(here.partition('127')[0])}.*, not {re.escape(other.partition('127')[0])}"
+        with pytest.raises(penstock.RefusedError, match=both):
+            penstock.publisher(other, durable=directory)
+        if not other.startswith("tcp"):
+            with pytest.raises(penstock.RefusedError, match=both):
+                penstock.subscriber(other, start="first", durable=str(directory))
+        with penstock.publisher(here, durable=directory) as publisher:
+            assert publisher.publish(b"2") == 2
+
+
+def test_a_directory_in_which_nothing_was_kept_takes_another_channel(reach: Reach) -> None:
+    for first, second in OTHERS[reach.name]:
+        for address in (first, second):
+            penstock.publisher(address.format(unique("none")), durable=reach.directory / "none").close()
+
+
+def test_a_directory_of_before_takes_the_channel_of_its_topic(reach: Reach) -> None:
+    """Directories were once made without the file that names the channel."""
+    with durable(reach) as publisher:
+        publisher.publish(b"1")
+    (reach.directory / "kept" / "channel").unlink()
+    with durable(reach) as publisher:
+        assert publisher.publish(b"2") == 2
+    assert (reach.directory / "kept" / "channel").exists()
 
 
 def test_a_publisher_that_keeps_nothing_has_no_start(reach: Reach) -> None:

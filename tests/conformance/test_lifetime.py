@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
+import re
 import threading
+import time
 import weakref
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +51,26 @@ def test_close_wakes_a_reader(reach: Reach) -> None:
     threading.Timer(0.05, subscriber.close).start()
     with pytest.raises(penstock.ClosedError):
         subscriber.read(LONG)
+
+
+@pytest.mark.needs("processes")
+def test_a_forked_child_does_not_publish_by_its_parents_handle(reach: Reach, tmp_path: Path) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.publish(b"before")
+    said = tmp_path / "said"
+    child = os.fork()
+    if child == 0:
+        try:
+            publisher.publish(b"of the child")
+        except BaseException as error:
+            said.write_text(f"{type(error).__name__} {error}")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert re.match("StateError .*fork.* in the child", said.read_text()), said.read_text()
+    publisher.publish(b"after")
+    assert read_all(subscriber, 2) == [b"before", b"after"]
+    assert subscriber.read(0.05) is None
 
 
 @pytest.mark.needs("outlives")
@@ -93,6 +118,67 @@ def test_both_can_be_opened_again(reach: Reach) -> None:
         assert message is not None
         last = bytes(message)
         message.release()
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["", "durable"])
+def test_a_forgotten_publisher_ends(reach: Reach, kept: bool) -> None:
+    """As with a file: nobody closes it, and nobody can use it any more. Another one takes its place at once."""
+    if kept and reach.can["durable"] == "no":
+        pytest.skip(f"docs/reaches.md: {reach.name} does not declare durable")
+    options = {"durable": reach.directory / "kept"} if kept else {}
+    before = _threads("durable")
+    address = reach.address
+    for number in range(3):
+        publisher: Any = penstock.publisher(address, **options)
+        publisher.publish(b"%d" % number)
+        if reach.name == "tcp":
+            address = publisher.address
+        handle = weakref.ref(publisher)
+        del publisher
+        wait_collected(handle)
+    if kept:
+        penstock.publisher(address, **options).close()
+        with penstock.journal.Journal(reach.directory / "kept", mode="read") as journal:
+            assert [bytes(message) for message in journal.read_many(1)] == [b"0", b"1", b"2"]
+    assert _threads("durable") == before
+
+
+def test_a_forgotten_subscriber_ends(reach: Reach) -> None:
+    publisher, _ = reach.pair()
+    subscriber = penstock.subscriber(reach.address)
+    subscriber.read(0.1)
+    handle = weakref.ref(subscriber)
+    del subscriber
+    wait_collected(handle)
+    publisher.publish(b"x")
+
+
+def test_a_handle_lives_as_long_as_one_of_its_methods_is_held(reach: Reach) -> None:
+    """``penstock.subscriber(address).read(5)`` in one line, too."""
+    for_publisher, for_subscriber = reach.lossless()
+    publish = (opened := penstock.publisher(reach.address, **for_publisher)).publish
+    if reach.name == "tcp":
+        reach.address = opened.address  # type: ignore[attr-defined]
+    read = penstock.subscriber(reach.address, **for_subscriber).read
+    assert opened.wait_ready(1, timeout=LONG)
+    del opened
+    for number in range(3):
+        gc.collect()
+        publish(b"%d" % number)
+        message = read(LONG)
+        assert message is not None and bytes(message) == b"%d" % number
+        message.release()
+
+
+def wait_collected(handle: weakref.ref[Any]) -> None:
+    deadline = time.monotonic() + LONG
+    while gc.collect() is not None and handle() is not None:
+        assert time.monotonic() < deadline, gc.get_referrers(handle())
+        time.sleep(0.01)  # another thread may be closing it
+
+
+def _threads(name: str) -> int:
+    return sum(name in thread.name for thread in threading.enumerate())
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -9,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+import penstock
+
 GOOD = """
 import asyncio
 import dataclasses
+import datetime
+import pathlib
+import typing
 
 import numpy
 
@@ -57,7 +63,20 @@ arrays = penstock.bus.subscriber("arrays", type=numpy.dtype("f4"))
 mean = arrays.receive(1.0).value.mean()
 
 
+penstock.bus.publisher("x", durable=pathlib.Path("x"), durable_wait=True)
+penstock.shm.publisher("/x", durable="x", retain_bytes="1G")
+penstock.tcp.publisher("h:1", durable="x")
+penstock.bus.subscriber("x", start=datetime.datetime.now(), durable="x")
+penstock.shm.subscriber("/x", start="first")
+penstock.tcp.subscriber("h:1", start=datetime.datetime.now())
+penstock.shm.publisher("/x", type=float, slots=8, durable="x")
+array = penstock.shm.publisher("/x", type=numpy.dtype("f4"), slots=8)
+
+
 async def main() -> None:
+    async with array.reserve_async(4) as numbers:
+        typing.assert_type(numbers, "numpy.ndarray[typing.Any, typing.Any]")
+    typing.assert_type(await array.reserve_async(4), "penstock.types.ArrayDraft")
     await any_one.publish_async(b"x")
     async with any_one.reserve_async(4) as draft:
         draft.write(b"good")
@@ -78,6 +97,14 @@ BAD = {
     'penstock.publisher("shm:/x").publish(5)': "arg-type",
     'penstock.shm.publisher("/x", slots="many")': "call-overload",
     'penstock.shm.publisher("/x", slot=8)': "call-overload",
+    'penstock.shm.publisher("/x", type=int, slot=8)': "call-overload",
+    'penstock.shm.publisher("/x", type=int, slots="many")': "call-overload",
+    'penstock.shm.publisher("/x", durable=5)': "call-overload",
+    'penstock.bus.subscriber("x", type=int, depth="deep")': "call-overload",
+    'penstock.tcp.publisher("h:1", type=int, depth="deep")': "call-overload",
+    'penstock.journal.publisher("x", type=int, sync="yes")': "call-overload",
+    'penstock.broker.subscriber("h:1/t", type=int, credit="much")': "call-overload",
+    'penstock.tcp.subscriber("h:1", durable="x")': "call-overload",
     'penstock.tcp.publisher("h:1", depth="deep")': "call-overload",
     'penstock.tcp.subscriber("h:1", tls="ca.pem")': "call-overload",
     'penstock.broker.subscriber("h:1/t", credit="much")': "call-overload",
@@ -100,3 +127,14 @@ def test_what_is_right_is_accepted_and_what_is_wrong_is_refused(tmp_path: Path) 
     found = {int(line): kind for line, kind in re.findall(r"bad\.py:(\d+): error: .*\[([a-z-]+)\]", output)}
     missed = [text for number, (text, kind) in enumerate(BAD.items(), start=3) if found.get(number) != kind]
     assert not missed, f"accepted, or refused for another reason: {missed}; {output}"
+
+
+def test_the_types_of_the_openers_are_those_of_their_options() -> None:
+    """If this fails: python scripts/openers.py."""
+    path = Path(__file__).parents[2] / "scripts" / "openers.py"
+    spec = importlib.util.spec_from_file_location("openers", path)
+    assert spec is not None and spec.loader is not None
+    openers = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(openers)
+    for scheme in penstock.address.ROOMS:
+        assert openers.path(scheme).read_text() == openers.stub(scheme), scheme

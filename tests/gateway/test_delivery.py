@@ -423,8 +423,8 @@ def test_the_file_says_how_a_link_delivers() -> None:
 
 
 def test_texts_stand_for_choices_and_wrong_ones_are_refused() -> None:
-    assert LinkOptions(delivery="at_least_once", overflow="drop_newest") == LinkOptions(  # type: ignore[arg-type]
-        ALO, overflow=Overflow.DROP_NEWEST
+    assert LinkOptions(delivery="at_least_once", max_messages=1, overflow="drop_newest") == LinkOptions(  # type: ignore[arg-type]
+        ALO, max_messages=1, overflow=Overflow.DROP_NEWEST
     )
     assert LinkOptions(delivery="at_least_once").delivery is ALO  # type: ignore[arg-type]
     assert Restart(policy="never").policy is Policy.NEVER  # type: ignore[arg-type]

@@ -211,14 +211,22 @@ def test_what_waits_together_is_posted_together(gateway: Gateway, taker: Taker, 
         assert [(one["content"], one["properties"]) for one in json.loads(body)] == [("a", {"k": "v"}), ("b", {"k": "v"})]
 
 
-def test_a_batch_that_is_refused_costs_those_of_the_requests_before_nothing(gateway: Gateway, taker: Taker) -> None:
-    at(gateway, modules.HttpPoster, {"url": taker.url, "batch": 2, "tries": 1})
+@pytest.mark.parametrize("form", ["lines", "json"])
+def test_a_batch_that_is_refused_costs_those_of_the_requests_before_nothing(
+    gateway: Gateway, taker: Taker, form: str
+) -> None:
+    """And who is tried again alone is posted as a batch of one: what a server gets has one form."""
+    at(gateway, modules.HttpPoster, {"url": taker.url, "batch": 2, "batch_format": form, "tries": 1})
     taker.answers = [204, 400, 400, 204]
     say(gateway, b"a", b"b", b"c", b"d")
     gateway.start()
     sink = gateway.module("sink")
     eventually(lambda: len(taker.posted) == 4)
-    assert [body for _, _, body in taker.posted] == [b"a\nb\n", b"c\nd\n", b"c", b"d"]
+    bodies = [body for _, _, body in taker.posted]
+    if form == "json":
+        bodies = [b"".join(one["content"].encode() + b"\n" for one in json.loads(body)) for body in bodies]
+    assert bodies == [b"a\nb\n", b"c\nd\n", b"c\n", b"d\n"]
+    assert not any(name.startswith("X-Property") for _, headers, _ in taker.posted for name in headers)
     eventually(lambda: sink.got == [b"c"], "tried twice, then to the error link")
 
 
@@ -407,3 +415,49 @@ def test_a_window_is_closed_by_time(gateway: Gateway) -> None:
     eventually(lambda: b"\n".join(sink.got) == b"a\nb")
     say(gateway, b"123456789", b"2")
     eventually(lambda: b"\n".join(sink.got) == b"a\nb\n123456789\n2")
+
+
+@pytest.mark.parametrize("kind", [modules.HttpPoster, modules.InfluxOut])
+def test_who_does_not_answer_is_named_without_its_secrets(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, kind: type
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    at(gateway, kind, {"url": f"http://u:secret@127.0.0.1:{port}/in?key=secret", "tries": 1})
+    gateway.start()
+    gateway.module("source").publish(b'{"a": 1}')
+    eventually(lambda: "failed in receive" in caplog.text)
+    assert f"http://127.0.0.1:{port}/in did not answer: [Errno 111] Connection refused" in caplog.text
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("options", [LinkOptions(), AGAIN])
+def test_what_fails_alone_and_then_with_its_batch_fails_once(
+    taker: Taker, tmp_path: Path, options: LinkOptions
+) -> None:
+    """Each dead letter comes once, and each good message is taken."""
+    database = sqlite3.connect(tmp_path / "p.db")
+    database.execute("CREATE TABLE r (v REAL NOT NULL)")
+    sql = {"connect": {"database": str(tmp_path / "p.db")}, "table": "r", "columns": {"v": "json:v"}}
+    influx = {"url": taker.url, "tries": 1}
+    taker.answers = [400]
+    for kind, args, contents, wanted in (
+        (modules.SqlOut, sql, (b'{"v": null}', b"bad"), {b'{"v": null}', b"bad"}),
+        (modules.SqlOut, sql, (b'{"v": 1}', b"bad", b'{"v": null}', b'{"v": 2}'), {b'{"v": null}', b"bad"}),
+        (modules.InfluxOut, influx, (b'{"v": 1}', b"bad", b'{"v": 2}'),
+         {b"bad"} if options.tries_again else {b'{"v": 1}', b"bad", b'{"v": 2}'}),
+    ):  # fmt: skip
+        with Gateway() as one:
+            one.add_module("source", Collector)
+            one.add_module("out", kind, args)
+            one.add_module("sink", Collector)
+            one.add_link("source", "out", None, options, error="sink")
+            for content in contents:
+                one.module("source").publish(content)
+            one.start()
+            sink = one.module("sink")
+            eventually(lambda: wanted <= set(sink.got))  # noqa: B023
+            assert one.destroy()
+            assert sorted(sink.got) == sorted(wanted)
+    assert database.execute("SELECT v FROM r ORDER BY v").fetchall() == [(1.0,), (2.0,)]
+    database.close()

@@ -146,9 +146,17 @@ def test_removing_a_source_that_waits_for_a_hung_sink_ends_in_time(hung: list[Hu
     gateway.add_link("source", "sink")
     gateway.start()
     hung.append(gateway.module("sink"))
-    eventually(lambda: gateway.broker.info(hung[0]).waiting > 4)
+    queue = gateway.broker.worker_of(hung[0]).queue
+
+    def blocked() -> bool:
+        """Whether the sink hangs with its batch, its queue is full, and the source waits for room."""
+        matched, delivered, dropped, queued, _ = queue._counts()
+        return delivered > 0 and queued == 4 and matched - delivered - sum(dropped.values()) - queued == 1
+
+    eventually(blocked)
     with pytest.raises(DrainError):
         gateway.remove_module("sink", timeout=2.0)
+    eventually(blocked, "it is linked again")
     gateway.remove_module("source", timeout=2.0)
     assert gateway.abandoned == ["source"]
     assert [line.name for line in gateway.module_list()] == ["sink"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,8 @@ import pytest
 from penstock._core import counters_read
 from penstock.errors import InvalidArgument
 from penstock.gateway import Gateway, GatewayMessage, modules
+from penstock.gateway.configuration import module_entry
+from penstock.gateway.loaders import recipe
 from tests.gateway.conftest import Collector, eventually
 
 
@@ -139,7 +143,8 @@ def test_http_poster(gateway: Gateway) -> None:
         say(gateway, b"two")
         say(gateway, b"refused")
         say(gateway, b"three")
-        eventually(lambda: gateway.broker.info(gateway.module("it")).handled == 4)
+        eventually(lambda: gateway.broker.info(gateway.module("it")).handled == 3)
+        assert gateway.broker.info(gateway.module("it")).lost == 1
     finally:
         server.shutdown()
         thread.join()
@@ -404,3 +409,12 @@ def test_transform_refuses_what_is_no_assignment(assign: list[Any]) -> None:
 def test_transform_refuses_two_contents() -> None:
     with pytest.raises(ValueError, match="one of them"):
         modules.Transform.parse({"assign": [".a = 1"], "content": "x"})
+
+
+@pytest.mark.parametrize("name", sorted(one.name for one in pkgutil.iter_modules(modules.__path__)))
+def test_the_example_of_each_file_is_one(name: str) -> None:
+    """It is an entry of a gateway's file, and the module takes its args."""
+    _, marker, text = (importlib.import_module(f"{modules.__name__}.{name}").__doc__ or "").partition("Example: ")
+    assert marker, "there is none"
+    found = recipe(module_entry(json.loads(" ".join(text.split())), ()), {})
+    assert isinstance(found.build, type) and found.build.__module__.endswith(f".{name}")

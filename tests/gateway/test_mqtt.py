@@ -228,3 +228,27 @@ def packet(said: BinaryIO) -> tuple[int, bytes]:
     """The next short MQTT packet."""
     kind, size = said.read(2)
     return kind, said.read(size)
+
+
+@pytest.mark.parametrize("options", [LinkOptions(), LinkOptions(max_tries=2, backoff_s=0.05)])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_topic_that_cannot_be_published_to_costs_its_message_alone(
+    broker: Broker, qos: int, options: LinkOptions
+) -> None:
+    with Gateway() as gateway:
+        for name in ("source", "sink", "dead"):
+            gateway.add_module(name, Collector)
+        gateway.add_module("in", MqttIn, {"port": broker.port, "topics": ["plant/#"]})
+        gateway.add_module("out", MqttOut, {"port": broker.port, "topic": "plant/{device}", "qos": qos})
+        gateway.add_link("source", "out", None, options, error="dead")
+        gateway.add_link("in", "sink")
+        gateway.start()
+        sink, source, dead = (gateway.module(name) for name in ("sink", "source", "dead"))
+        eventually(lambda: sink.got or source.publish(b"probe", {"device": "d"}))
+        gateway.pause("out")
+        for n in range(10):
+            source.publish(b"%d" % n, {"device": "#" if n == 5 else "d"})
+        gateway.resume("out")
+        good = [b"%d" % n for n in range(10) if n != 5]
+        eventually(lambda: dead.got == [b"5"] and [one for one in sink.got if one != b"probe"] == good)
+        assert "wildcards" in dead.messages[0].properties["error"]

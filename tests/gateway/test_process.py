@@ -107,7 +107,7 @@ def test_a_failure_in_a_process_is_told_by_the_gateway_alone(
 ) -> None:
     add_echo(gateway)
     say(gateway, *[b"raise"] * 20)
-    eventually(lambda: next(one for one in gateway.modules() if one.name == "echo").failed == 20)
+    eventually(lambda: next(one for one in gateway.modules() if one.name == "echo").lost == 20)
     assert gateway.destroy()
     assert "Traceback" not in capfd.readouterr().err
     assert "module 'echo' failed in receive: RuntimeError: told to" in caplog.messages
@@ -523,6 +523,7 @@ def test_the_end_waits_for_a_process_that_is_to_be_started_again(gateway: Gatewa
     contents = [b"left %d" % n for n in range(100)]
     say(gateway, b"kill", *contents)
     eventually(lambda: first.dead is not None)
+    eventually(lambda: gateway.broker.worker_of(first).lost == 1, "the one that was in hand")
     assert gateway.destroy(60)
     assert [content for content in sink.got if content.startswith(b"left")] == contents
     assert healthy.returncode == 0, "it ended in order"

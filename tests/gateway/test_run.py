@@ -119,6 +119,14 @@ def test_the_closing_table_is_whole_when_it_is_piped(tmp_path: Path) -> None:
     assert row.startswith(name.strip())
 
 
+def test_who_logs_a_line_is_told(tmp_path: Path) -> None:
+    code = "import logging\nfrom penstock.gateway import Module\nclass Mine(Module):\n    def start(self):\n"
+    (tmp_path / "mine.py").write_text(code + "        logging.getLogger('plant').warning('low oil')\n        1 / 0\n")
+    file = write(tmp_path / "g.json", [{"name": "mine", "loader": {"name": "python", "entrypoint": "mine:Mine"}}], [])
+    told = command(file).stderr
+    assert "penstock: plant: low oil\n" in told and "penstock: module 'mine' failed in start" in told
+
+
 def test_a_failure_is_one_line_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(
         "from penstock.gateway import Module\n"
@@ -326,6 +334,7 @@ def test_a_unit_file_is_printed(tmp_path: Path) -> None:
     text = command(file, "--systemd", "--health", "8080", "--admin", str(admin), "--watch").stdout
     assert "Type=notify" in text
     assert f"run {file} --health 8080 --admin {admin} --watch --drain-timeout" in text
+    assert f"EnvironmentFile=-{tmp_path / 'plant.env'}\n" in text, "for what the file takes from the environment"
 
 
 def test_a_unit_file_leaves_time_for_draining_and_takes_any_path(tmp_path: Path) -> None:

@@ -96,6 +96,15 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if on else "light"}
         self._cdp("Emulation.setEmulatedMedia", features=[scheme])
 
+    def touch(self, *way: tuple[float, float]) -> None:
+        """Drag a finger over these points of the window, as a touch screen reports it: the browser may scroll by it."""
+        self._cdp("Emulation.setTouchEmulationEnabled", enabled=True)
+        for at, (x, y) in enumerate(way):
+            kind = "touchStart" if at == 0 else "touchMove"
+            self._cdp("Input.dispatchTouchEvent", type=kind, touchPoints=[{"x": x, "y": y}])
+        self._cdp("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self._cdp("Emulation.setTouchEmulationEnabled", enabled=False)
+
     def _cdp(self, command: str, **parameters: Any) -> Any:
         return self._call("POST", f"{self._session}/goog/cdp/execute", {"cmd": command, "params": parameters})
 

@@ -393,6 +393,30 @@ def test_plots_zoom_hide_and_have_a_logarithmic_axis(
     assert [entry for entry in browser.log() if entry.get("level") == "SEVERE"] == []
 
 
+def test_a_finger_that_drags_over_a_plot_zooms(service: Service, browser: Browser, plant: Handles, name: str) -> None:
+    browser.open(service.url)
+    wait_for(browser, name)
+    show(browser, "plots")
+    browser.until("return document.querySelector('canvas[data-plot=\"rate/in/\"]').clientWidth > 0")
+    browser.run("document.querySelector('canvas[data-plot=\"rate/in/\"]').scrollIntoView({block: 'center'})")
+    left, top = browser.run(
+        "const r = document.querySelector('canvas[data-plot=\"rate/in/\"]').getBoundingClientRect(); return [r.left, r.top]"
+    )
+    browser.touch((left + 120, top + 60), (left + 160, top + 60), (left + 220, top + 62), (left + 260, top + 62))
+    browser.until("return !document.getElementById('zoom-out').hidden")
+
+
+def test_names_that_are_shortened_stay_different(service: Service, browser: Browser) -> None:
+    browser.open(service.url)
+    browser.until("return document.getElementById('looked').textContent")
+    browser.run(
+        "import('/format.js').then(format => { const names = [...Array(50).keys()].map(n => `shm:/plant/line${n % 7}/machine${n}/temperature`);"
+        "format.compareNames(names); window.short = names.map(name => format.middle(name, 20)); })"
+    )
+    short = browser.until("return window.short")
+    assert len(set(short)) == 50 and short[3] == "…/line3/machine3/…", short
+
+
 def test_an_address_with_a_percent_sign_typed_by_hand(service: Service, browser: Browser) -> None:
     browser.open(service.url)
     show(browser, "channel=shm:/100% done")

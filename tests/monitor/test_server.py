@@ -503,7 +503,7 @@ def test_counters_reach_an_opentelemetry_collector(service: Service, handles: Ha
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            with exporting(service.watcher, f"http://127.0.0.1:{server.server_port}"):
+            with exporting(service.watcher, f"http://127.0.0.1:{server.server_port}", last_s=60):
                 pass  # the end exports once more
         finally:
             server.shutdown()
@@ -530,6 +530,26 @@ def test_an_action_whose_body_is_no_object_is_refused(body: bytes) -> None:
             urllib.request.urlopen(request, timeout=30)
         with caught.value as error:
             assert error.code == 400
+
+
+def test_a_collector_that_never_answers_is_not_waited_for_at_the_end(
+    service: Service, handles: Handles, name: str
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    from penstock.monitor.otlp import exporting
+
+    handles.do(f"open shm publisher {name}", f"add {name}/publisher matched 42")
+    seen(service, name, matched=42)  # without figures nothing is sent
+    with socket.create_server(("127.0.0.1", 0)) as collector:
+        with exporting(service.watcher, f"http://127.0.0.1:{collector.getsockname()[1]}", last_s=0.05):
+            pass
+        collector.settimeout(60)
+        connection, _ = collector.accept()
+    with connection:
+        connection.setblocking(False)
+        with pytest.raises(BlockingIOError):  # it still waits for an answer: the end has come before that
+            while connection.recv(65536):
+                pass
 
 
 def test_a_collector_is_an_http_address(service: Service) -> None:

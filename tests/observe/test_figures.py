@@ -16,6 +16,7 @@ import pytest
 
 import penstock
 from penstock.broker import Server
+from penstock.bus import Bus
 from penstock.observe import health
 from penstock.observe.explain import explain
 from penstock.observe.memory import seen, with_sources
@@ -55,6 +56,35 @@ def test_bytes_of_every_publisher(tmp_path: Path) -> None:
                 with publisher.reserve(2) as draft:
                     draft.write(b"ab")
                 assert of(address, "publisher").bytes == 10, address
+
+
+@pytest.mark.parametrize("mode", ["direct", "thread"])
+def test_bytes_of_a_bus(mode: str) -> None:
+    name = f"whole-{os.getpid()}-{mode}"
+    with Bus(name, mode=mode) as bus, bus.publisher(0) as publisher:
+        publisher.publish(b"12345")
+        publisher.publish_many([b"1", b"22"])
+        bus.flush()
+        assert (of(f"bus:{name}", "bus").delivered, of(f"bus:{name}", "bus").bytes) == (3, 8)
+
+
+@pytest.mark.parametrize("name", ["short", "x" * 5000, "a%20b"])
+def test_a_bus_and_its_handles_are_one_channel(name: str) -> None:
+    with penstock.publisher(f"bus:{name}") as publisher, penstock.subscriber(f"bus:{name}"):
+        publisher.publish(b"1")
+        here = [b for b in seen() if b.room == "bus" and b.pid == os.getpid()]
+        long = max(b.opened_ns for b in here if b.kind == "publisher")
+        channel = next(b.channel for b in here if b.opened_ns == long)
+        kinds = {b.kind for b in here if b.channel == channel}
+        assert kinds == {"bus", "publisher", "queue"}, [(b.kind, b.channel) for b in here]
+
+
+def test_the_address_of_a_queue_s_consumer_names_no_topic_that_nobody_gave(tmp_path: Path) -> None:
+    with Server(tmp_path / "broker", 0).start() as server:
+        at = f"broker://127.0.0.1:{server.port}"
+        with penstock.subscriber(f"{at}/t?queue=q"), penstock.subscriber(f"{at}/?queue=q"):
+            found = {b.address for b in seen() if b.room == "broker" and b.kind == "subscriber" and b.pid == os.getpid()}
+        assert {f"{at}/t?queue=q", f"{at}/?queue=q"} <= found
 
 
 def test_relative_and_absolute_path_are_one_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,20 @@ def test_a_queue_is_chosen_by_its_place_and_the_journal_of_its_broker_is_not_dra
     assert drawn(broker, "broker:work")[1] == {"queue work", "broker://127.0.0.1:1/t", "1|subscriber|broker://127.0.0.1:1/t?queue=work"}
 
 
+def test_of_a_queue_without_a_topic_only_what_is_known_is_drawn() -> None:
+    base = look(0, "queue", "work")
+    broker = [
+        dataclasses.replace(base, block=dataclasses.replace(base.block, room="broker", kind=kind, name=name, pid=1, index=at))
+        for at, (kind, name) in enumerate((
+            ("queue", "work"), ("subscriber", "127.0.0.1:1/?queue=work"), ("publisher", "127.0.0.1:1/t"),
+        ))
+    ]  # fmt: skip
+    made, nodes, _ = drawn(broker)
+    consumer = "1|subscriber|broker://127.0.0.1:1/?queue=work"
+    assert nodes == {"queue work", consumer, "broker://127.0.0.1:1/t", "1|publisher|broker://127.0.0.1:1/t"}
+    assert ("queue work", consumer) in {(edge["from"], edge["to"]) for edge in made["edges"]} and len(made["edges"]) == 2
+
+
 def test_many_users_of_one_channel_are_one_box_with_the_health_of_the_worst() -> None:
     looks = [look(0, "publisher", "/c"), *(look(n, "subscriber", "/c", rate_hz=2.0) for n in range(1, 51))]
     looks.append(look(99, "subscriber", "/c", "losing", 0.0))

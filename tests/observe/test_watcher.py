@@ -116,6 +116,12 @@ def test_a_queue_that_is_empty_has_a_line_and_no_dots() -> None:
     assert watcher.history.series(["depth/broker:work"])["series"] == {"depth/broker:work": [0.0]}
 
 
+def test_a_reader_of_shared_memory_that_is_not_behind_has_a_lag_of_0() -> None:
+    watcher = Watcher(lambda: [block(room="shm", kind="subscriber", name="/cam")])
+    watcher.look()
+    assert watcher.history.series(["lag/shm:/cam"])["series"] == {"lag/shm:/cam": [0.0]}
+
+
 @pytest.mark.parametrize(
     ("command", "name"),
     [
@@ -177,6 +183,8 @@ def test_a_watcher_that_has_looked_does_not_look_again_at_once() -> None:
         ({"state": "paused"}, Rate(), "stuck"),
         ({"state": "stuck in receive"}, Rate(messages_hz=3), "stuck"),
         ({"last_ns": 2 * SECOND}, Rate(messages_hz=5, dropped={"gap": 2}), "losing"),
+        ({"lag": 16, "dropped": {"overflow": 984}, "matched": 1000}, Rate(), "losing"),  # and not stuck for long enough
+        ({"lag": 16, "dropped": {"overflow": 984}, "matched": 1000, "read_ns": 60 * SECOND}, Rate(), "stuck"),
         ({"last_ns": 2 * SECOND, "lag": 50_000}, Rate(messages_hz=5), "late"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import datetime
+import decimal
 import json
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from google.protobuf import timestamp_pb2
 
 import penstock
 from penstock import types
-from penstock.errors import DecodeError, InvalidArgument
+from penstock.errors import DecodeError, InvalidArgument, ProtocolError
 from penstock.recording import Recording
 from tests.cli.command import run
 
@@ -197,3 +199,61 @@ def test_csv_has_numbers_that_json_has_not(tmp_path: Path) -> None:
         publisher.publish(numpy.array([numpy.inf, -numpy.inf, numpy.nan, 1.5]))
     done = run("export", str(tmp_path / "run"), "--to", "csv", "-o", "-")
     assert [row["value"] for row in csv.DictReader(done.stdout.splitlines())] == ["inf", "-inf", "nan", "1.5"]
+
+
+UTC = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+TWICE = pyarrow.schema([("x", pyarrow.int8()), ("x", pyarrow.int8())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "wanted"),
+    [
+        (bytes, [b"", b"\xff"], [b"", b"\xff"]),
+        (int | None, [None, 4], [None, 4]),
+        (types.plain(datetime.datetime, "msgpack"), [UTC], ["2026-01-02T03:04:05Z"]),
+        (datetime.datetime, [UTC], ["2026-01-02T03:04:05Z"]),
+        (numpy.dtype("c16"), [numpy.array([2j])], ["2j"]),
+        (numpy.dtype("g"), [numpy.array([0.5], "g")], ["0.5"]),
+    ],
+    ids=["bytes", "null", "msgpack time", "json time", "complex", "long double"],
+)
+def test_a_value_that_is_no_record(tmp_path: Path, kind: Any, values: list[Any], wanted: list[Any]) -> None:
+    with penstock.publisher(f"journal:{tmp_path / 'run'}#t", type=kind) as publisher:
+        publisher.publish_many(values)
+    with Recording(tmp_path / "run") as opened:
+        assert opened.to_arrow("t").column("value").to_pylist() == wanted
+
+
+def test_null_is_a_value_where_the_type_says_so_alone(tmp_path: Path) -> None:
+    where = f"journal:{tmp_path / 'run'}"
+    for topic, kind in (("may", Point | None), ("never", Point), ("number", int)):
+        with penstock.publisher(f"{where}#{topic}", type=kind) as publisher:
+            publisher.inner.publish(b"null")
+    with Recording(tmp_path / "run") as opened:
+        assert opened.to_arrow("may").select(["x", "y"]).to_pylist() == [{"x": None, "y": None}]
+        for topic in ("never", "number"):
+            with pytest.raises(DecodeError, match="null is no value of its type"):
+                opened.to_arrow(topic)
+
+
+def test_arrow_columns_of_every_kind_of_text(tmp_path: Path) -> None:
+    columns = {
+        "view": pyarrow.array(["a"], pyarrow.string_view()), "blob": pyarrow.array([b"b"], pyarrow.binary_view()),
+        "day": pyarrow.array([UTC.date()]), "clock": pyarrow.array([UTC.time()]), "cost": pyarrow.array([decimal.Decimal("1.50")]),
+    }  # fmt: skip
+    batch = pyarrow.record_batch(columns)
+    with penstock.publisher(f"journal:{tmp_path / 'run'}#t", type=batch.schema) as publisher:
+        publisher.publish(batch)
+    with Recording(tmp_path / "run") as opened:
+        row = opened.to_arrow("t").select(list(columns)).to_pylist()[0]
+        assert row == {"view": "a", "blob": b"b", "day": "2026-01-02", "clock": "03:04:05", "cost": "1.50"}
+
+
+def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
+    where = f"journal:{tmp_path / 'run'}"
+    with penstock.publisher(f"{where}#twice", type=TWICE) as publisher:
+        publisher.publish(pyarrow.record_batch([pyarrow.array([1], pyarrow.int8())] * 2, schema=TWICE))
+    with Recording(tmp_path / "run") as opened, pytest.raises(ProtocolError, match="two columns are called 'x'"):
+        opened.to_arrow("twice")
+    done = run("export", str(tmp_path / "run"), "--to", "csv", "-o", str(tmp_path / "a.csv"))
+    assert done.returncode == 0 and "two columns are called 'x'" in done.stderr

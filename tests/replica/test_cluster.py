@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from penstock.errors import InvalidArgument, RefusedError
 from penstock.journal import Journal
 from penstock.replica import JetStream, health
 from penstock.replica.client import UnansweredError
-from penstock.replica.cluster import Cluster
+from penstock.replica.cluster import Cluster, Encryption
 from penstock.replica.follower import Follower
-from penstock.replica.stream import Target, WrongLastError
+from penstock.replica.stream import Target, WrongLastError, tls_context
+from tests.tcp.test_security import Authority
 
 from .conftest import LONG, replicated_server, until
 from .test_model import contents
@@ -34,10 +36,14 @@ def leader(blocks: JetStream) -> str:
 
 @pytest.mark.timeout(300)
 def test_a_broker_outlives_a_node_and_its_own_directory(tmp_path: Path) -> None:
-    with Cluster(tmp_path / "nodes", token="secret") as cluster:
-        blocks = cluster.connect()
+    """Over TLS, and with a token."""
+    authority = Authority(tmp_path, "authority")
+    certificate = authority.issue("node")
+    tls = tls_context(authority.path, None, None)
+    with Cluster(tmp_path / "nodes", token="secret", encryption=Encryption(certificate, certificate)) as cluster:
+        blocks = cluster.connect(tls)
         with (
-            replicated_server(tmp_path / "first", cluster.connect()).start() as server,
+            replicated_server(tmp_path / "first", cluster.connect(tls)).start() as server,
             Client(port=server.port) as client,
         ):
             client.queue("q", topics="t")
@@ -51,7 +57,7 @@ def test_a_broker_outlives_a_node_and_its_own_directory(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "first")
         node.start()
         with (
-            replicated_server(tmp_path / "second", cluster.connect()).start() as server,
+            replicated_server(tmp_path / "second", cluster.connect(tls)).start() as server,
             Client(port=server.port) as client,
         ):
             assert server.broker.store.identity == journal
@@ -61,18 +67,22 @@ def test_a_broker_outlives_a_node_and_its_own_directory(tmp_path: Path) -> None:
                     message = consumer.read(60)
                     assert message is not None
                     found.append(bytes(message))
-        followed = cluster.connect(answer_s=LONG)
+        followed = cluster.connect(tls, answer_s=LONG)
         Follower(tmp_path / "follower", followed).close()
         followed.close()
         with Journal(tmp_path / "follower", mode="read") as reader:
             assert [body for _, body in sorted(contents(reader).items())] == found
         assert found == [*(b"%d" % number for number in range(1000)), bytes(10 << 20), b"after the kill"]
         blocks.close()
-        blocks = cluster.connect(answer_s=LONG)
+        blocks = cluster.connect(tls, answer_s=LONG)
         check_seam(blocks)
         check_health(cluster, blocks)
         with pytest.raises((RefusedError, ConnectionError), match="Authorization"):
-            JetStream(Target.parse(cluster.address)).open()
+            JetStream(Target.parse(cluster.address, tls)).open()
+        with pytest.raises(ConnectionError, match="certificate"):
+            JetStream(Target.parse(cluster.address, ssl.create_default_context(), "secret")).open()
+        with pytest.raises(ConnectionError, match="certificate"):  # what the server asks for is done, and checked
+            JetStream(Target.parse(cluster.address.replace("tls:", "nats:"), token="secret")).open()
         blocks.close()
 
 

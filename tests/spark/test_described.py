@@ -83,10 +83,13 @@ def test_one_type_is_a_struct(spark, tmp_path):
         (numpy.dtype("<u8"), numpy.array([2**64 - 1], "<u8"), [2**64 - 1]),
         (pyarrow.schema([("x", pyarrow.int64())]), pyarrow.record_batch([pyarrow.array([1, None])], names=["x"]), [{"x": 1}, {"x": None}]),
         (str, "häuser", "häuser"),
+        (bytes, b"\xff", b"\xff"),
+        (int | None, None, None),
+        (Turn | None, None, None),
         (dict, {"free": [1, {}]}, '{"free": [1, {}]}'),
         (penstock.Image, penstock.Image(numpy.zeros((1, 2), "u1"), "mono8"), {"encoding": "mono8", "dtype": "|u1", "shape": [1, 2], "data": b"\0\0"}),
     ],
-    ids=["struct", "msgpack", "protobuf", "numpy", "unsigned", "arrow", "text", "dict", "image"],
+    ids=["struct", "msgpack", "protobuf", "numpy", "unsigned", "arrow", "text", "bytes", "null", "no struct", "dict", "image"],
 )  # fmt: skip
 def test_every_kind(spark, tmp_path, kind, value, want):
     write(tmp_path / "j", "t", kind, value)
@@ -131,6 +134,16 @@ def test_what_does_not_decode_has_a_reason(spark, tmp_path):
     assert [row._corrupt is None for row in rows] == [True, False, False, False, True]
 
 
+def test_a_type_that_cannot_be_columns_costs_its_topic_alone(spark, tmp_path):
+    journal = tmp_path / "j"
+    twice = pyarrow.schema([("x", pyarrow.int8()), ("x", pyarrow.int8())])
+    write(journal, "pose", Pose, Pose(1.5))
+    write(journal, "twice", twice, pyarrow.record_batch([pyarrow.array([1], pyarrow.int8())] * 2, schema=twice))
+    rows = {row.topic: row for row in load(spark, journal).collect()}
+    assert rows["pose"].value.x == 1.5
+    assert "two columns are called 'x'" in rows["twice"]._corrupt
+
+
 def test_a_field_more_is_null_in_what_was_written_before(spark, tmp_path):
     journal = tmp_path / "j"
     write(journal, "pose", Pose, Pose(1.0))
@@ -159,10 +172,15 @@ def test_in_a_stream(spark, tmp_path):
 
 
 def test_in_sql_and_as_arrow_batches(spark, tmp_path):
-    journal = tmp_path / "j"
+    journal = tmp_path / "with blank"
     write(journal, "pose", Pose, Pose(1.0), Pose(2.0))
     spark.sql(f"CREATE TEMPORARY VIEW described_poses USING penstock OPTIONS (path '{journal}', decode 'auto')")
     assert spark.sql("SELECT sum(value.x) AS total FROM described_poses").collect()[0].total == 3.0
+    for place in (f"OPTIONS (path '{journal}', decode 'auto')", f"OPTIONS (decode 'auto') LOCATION '{journal}'"):
+        spark.sql("DROP TABLE IF EXISTS described_table")
+        spark.sql(f"CREATE TABLE described_table USING penstock {place}")
+        assert spark.sql("SELECT sum(value.x) AS total FROM described_table").collect()[0].total == 3.0
+    spark.sql("DROP TABLE described_table")
 
     def double(batches):
         for batch in batches:

@@ -125,3 +125,18 @@ def test_a_timer_does_not_wait_for_a_busy_thread_while_another_is_free() -> None
             executor.call_soon(lambda found=found, served=served: found.append(served.wait(LONG)))  # type: ignore[misc]
             eventually(lambda found=found: bool(found))  # type: ignore[misc]
             assert found == [True]
+
+
+def test_close_wakes_all_threads_also_while_they_take_a_wake_up() -> None:
+    """The byte of ``close`` is for every thread: whoever reads older ones must leave it in the pipe."""
+    for _ in range(1000):
+        executor = tcp.Executor(threads=2)
+        barrier = threading.Barrier(3)
+        for _ in range(2):
+            executor.call_soon(barrier.wait)
+        barrier.wait(LONG)
+        executor.call_soon(lambda: None)
+        closing = threading.Thread(target=executor.close)
+        closing.start()
+        closing.join(LONG)
+        assert not closing.is_alive()

@@ -12,7 +12,7 @@ import math
 import struct
 import subprocess
 import sys
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypedDict, TypeVar
 
 import msgspec
 import numpy
@@ -146,9 +146,44 @@ def test_a_reserved_array_is_published_or_cancelled() -> None:
         draft.array[:] = [1, 2]
         assert draft.publish() == 1
         assert subscriber.receive(10).value.tolist() == [1, 2]
-        for size in (0, -1, True, "3"):
-            with pytest.raises(penstock.InvalidArgument, match="1 or more items"):
+        with publisher.reserve(0) as nothing:
+            assert nothing.shape == (0,)
+        assert subscriber.receive(10).value.shape == (0,)
+        for size in (-1, True, "3", 2.0):
+            with pytest.raises(penstock.InvalidArgument, match="0 or more items"):
                 publisher.reserve(size)
+
+
+def test_attrs_and_new_types() -> None:
+    attrs = pytest.importorskip("attrs")
+    point = attrs.make_class("Point", {"x": attrs.field(type=int)})
+    for kind, value in ((point, point(1)), (NewType("Metres", int), 3), (list[point], [point(1)])):
+        codec = types.codec_of(kind)
+        assert codec.decode(codec.encode(value)) == value
+    with pytest.raises(TypeError, match="field 'x' is an object"):
+        types.codec_of(point).encode(point(object()))
+
+
+def test_a_pydantic_model_within_another_type_is_told_its_way() -> None:
+    class Order(pydantic.BaseModel):
+        number: int
+
+    for kind in (list[Order], Order | None, dict[str, list[Order]]):
+        with pytest.raises(penstock.InvalidArgument, match=r"is given as pydantic.RootModel\["):
+            types.codec_of(kind)
+    codec = types.codec_of(pydantic.RootModel[list[Order]])
+    assert codec.decode(codec.encode(codec.decode(b'[{"number":1}]'))).root == [Order(number=1)]
+
+
+def test_a_dtype_whose_fields_overlap_is_refused() -> None:
+    both = numpy.dtype({"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [0, 0]})
+    with pytest.raises(penstock.InvalidArgument, match="overlapping"):
+        types.codec_of(both)
+
+
+def test_a_dict_is_json_in_utf_8() -> None:
+    with pytest.raises(UnicodeDecodeError):
+        types.codec_of(dict).decode('{"a": 1}'.encode("utf-16"))
 
 
 def test_bytes_are_not_reserved_as_objects() -> None:

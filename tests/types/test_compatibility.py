@@ -294,6 +294,36 @@ def test_keys_of_maps_are_compared() -> None:
     assert first_difference(types.plain(dict[int, int]).described(), codec_of(dict).described()) is None
 
 
+def test_keys_of_maps_are_compared_whoever_describes_them() -> None:
+    kinds = [str, int, uuid.UUID, datetime.date, Literal["a", "b"], Annotated[int, pydantic.Field(ge=0)], Any]
+    models = [
+        codec_of(pydantic.create_model("Model", f=(dict[key, int], ...))).described()  # type: ignore[valid-type]
+        for key in kinds
+    ]
+    for (mine, writer), (theirs, reader) in itertools.product(zip(kinds, models, strict=True), repeat=2):
+        texts = {str, Any}
+        told = first_difference(writer, reader)
+        assert (told is None) == (mine == theirs or {mine, theirs} <= texts), (mine, theirs, told)
+    struct = codec_of(msgspec.defstruct("Model", [("f", dict[int, int])])).described()
+    assert first_difference(struct, models[1]) is None and first_difference(models[1], struct) is None
+    anything = codec_of(pydantic.create_model("Model", f=(dict, ...))).described()
+    assert first_difference(models[1], anything) is None
+
+
+@pytest.mark.parametrize("kind", [datetime.datetime, datetime.time])
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+@pytest.mark.parametrize("optional", [False, True])
+def test_zones_of_times_are_compared(kind: Any, encoding: str, optional: bool) -> None:
+    def described(zone: bool | None) -> Schema:
+        marked = kind if zone is None else Annotated[kind, msgspec.Meta(tz=zone)]
+        field = marked | None if optional else marked
+        return types.plain(msgspec.defstruct("At", [("at", field)]), encoding).described()
+
+    for writer, reader in itertools.product((None, True, False), repeat=2):
+        told = first_difference(described(writer), described(reader))
+        assert (told is None) == (reader is None or reader == writer), (writer, reader, told)
+
+
 def test_records_as_arrays_are_compared_by_name() -> None:
     class Pose(msgspec.Struct, array_like=True, tag=True):
         x: float

@@ -74,6 +74,9 @@ def test_an_image_in_the_reachs_own_memory(address: str) -> None:
             publisher.publish(numpy.array(["text"]))  # type: ignore[arg-type]
         with pytest.raises(penstock.InvalidArgument, match="more than 16 bytes"):
             publisher.reserve((1,), "u1", "a name that is too long")
+        for odd in ((5, "u1"), ("a", "u1"), ((2.5, 2), "u1"), ((2, 2), "zz"), ((2, 2), "u1", 5)):
+            with pytest.raises(penstock.InvalidArgument):
+                publisher.reserve(*odd)
         assert subscriber.read(0) is None
 
 

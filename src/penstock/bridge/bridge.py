@@ -36,7 +36,7 @@ from penstock.channel import Ledger, Publisher, Subscriber
 from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError
 from penstock.types import Schema, Terms
 
-LEAVING = ("tcp", "broker")  # reaches whose readers may be on another machine
+LEAVING = ("tcp", "broker", "nats")  # reaches whose readers may be on another machine
 CLOSE_S = 5.0  # how long `close` waits for a sink that is full
 POLL_S = 0.2  # a close by another thread is noticed within this time
 

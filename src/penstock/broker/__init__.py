@@ -135,5 +135,8 @@ def open_subscriber(
     ).call_in_thread(on_message)
 
 
-publisher = opener("broker", open_publisher)
-subscriber = opener("broker", open_subscriber)
+if TYPE_CHECKING:
+    from penstock.broker.opening import publisher, subscriber
+else:
+    publisher = opener("broker", open_publisher)
+    subscriber = opener("broker", open_subscriber)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
@@ -90,12 +91,14 @@ class Backlog:
         return before - self.count
 
     def _between(self, first: int, end: int, patterns: tuple[str, ...], internal: tuple[str, ...]) -> int:
-        found = 0
+        return sum(self.pieces(first, end, patterns, internal))
+
+    def pieces(self, first: int, end: int, patterns: tuple[str, ...], internal: tuple[str, ...]) -> Iterator[int]:
+        """The messages from ``first`` up to ``end``, counted a piece at a time."""
         while first < end:
             batch, following, _ = self._store.read(first, PIECE_MESSAGES, 1 << 62, patterns)
             inside = bisect.bisect_left(batch.positions, end)
             if 0 < inside < len(batch):
                 batch, *_ = self._store.read(first, inside, 1 << 62, patterns)
-            found += self._state.count(batch, internal) if inside else 0
+            yield self._state.count(batch, internal) if inside else 0
             first = max(following, first + 1)
-        return found

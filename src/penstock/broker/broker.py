@@ -54,7 +54,7 @@ LAZY_S = 0.05
 MESSAGE_BYTES = 128  # what goes around a message
 PART_BYTES, PART_S = 1 << 20, 0.003  # of a transaction stored in one turn: a larger one is committed in parts
 OWN_PART, OWN_BYTES = 8, 4 << 20  # of the quota, and at least: what the broker's own copies may take beyond it
-OBSERVE_MESSAGES = 65_536  # looked at in one go, at most: a few milliseconds
+OBSERVE_MESSAGES = 65_536  # looked at in one go, at most
 BY_TOPIC_SIZE = 1_000_000  # topics, and queues that take them, that are remembered
 OBSERVE_QUEUE = 256  # what looking at a queue costs, in messages
 
@@ -579,6 +579,8 @@ class Broker:
         self._records.clear()
         self.commits += 1
         self._end_large()
+        if published:
+            self.counters.set("last_ns", time.time_ns())
         for topic in published:
             self._notify(topic, first)
         self.counters.set("delivered", self.counters.get("matched") - self.expired)
@@ -698,15 +700,24 @@ class Broker:
         if queue.state.changed:
             self.touch(queue)
 
-    def observe(self) -> None:
-        """Set the counters of queues for who looks from outside; where there are many, some of them at a time."""
-        names, looked = list(self.queues), 0
+    def observing(self) -> Iterator[None]:
+        """Set the counters of queues, which other processes read, in steps of a millisecond or two.
+
+        Where much waits, a part of it is counted: the next call goes on behind the queue at which this one ended.
+        """
+        names, left = list(self.queues), OBSERVE_MESSAGES
         for number in range(len(names)):
-            queue = self.queues[names[(self._observed + number) % len(names)]]
-            looked += OBSERVE_QUEUE + queue.observe(OBSERVE_MESSAGES)
-            if looked >= OBSERVE_MESSAGES:
-                break
-        self._observed = (self._observed + number + 1) % len(names) if names else 0
+            at = (self._observed + number) % len(names)
+            looked = 1
+            while looked and left > 0 and (queue := self.queues.get(names[at])) is not None:
+                looked = queue.observe()
+                left -= looked
+                yield
+            left -= OBSERVE_QUEUE
+            if left <= 0:
+                self._observed = at + 1
+                return
+        self._observed = 0
 
     def trim(self) -> bool:
         """Let the store free what its rules let go, told what every queue is done with; True: ask again soon."""

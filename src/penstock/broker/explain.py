@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock import address as addresses
-from penstock.errors import PenstockError, RefusedError
+from penstock.errors import PenstockError, RefusedError, nearest
 from penstock.finding import Finding
 from penstock.quantities import iso_time
+from penstock.topics import is_pattern
 
 if TYPE_CHECKING:
     from penstock.broker import Client
@@ -23,9 +24,7 @@ MOST_QUEUES = 20
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
     """Whether a broker listens there, and what it says of the queue."""
-    from penstock.tcp.explain import explain as network
-
-    found = list(network(parts))
+    found = _network(parts)
     yield from found
     if any(finding.grave for finding in found):
         return  # no broker there that could say more
@@ -36,6 +35,12 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
             except RefusedError as error:
                 yield Finding(str(error), "give a token that it knows: ?token=")
                 return
+            if parts.topic and not is_pattern(parts.topic):
+                try:
+                    client.peers(parts.topic)
+                except RefusedError as error:
+                    yield Finding(str(error), "give a token that has the right to this topic: ?token=")
+                    return
             known = client.queues()
     except RefusedError as error:
         yield Finding(f"the broker does not tell about its queues: {error}", "statistics is a right", grave=False)
@@ -50,25 +55,29 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
         return
     queue = next((entry for entry in known if entry["queue"] == wanted), None)
     if queue is None:
-        near = difflib.get_close_matches(wanted, [entry["queue"] for entry in known], n=3, cutoff=0.4)
-        yield Finding(f"there is no queue {wanted!r}", f"it has {', '.join(near) or len(known)}")
+        yield Finding(f"there is no queue {wanted!r}", nearest(wanted, [entry["queue"] for entry in known]))
         return
     yield from _queue(parts.topic, queue)
 
 
 def describe(parts: addresses.Address) -> dict[str, Any]:
     """What the broker keeps of the address, and the queues that take it."""
-    from penstock.tcp.explain import explain as network
-
-    if unreached := [finding.text for finding in network(parts) if finding.grave]:
+    if unreached := [finding.text for finding in _network(parts) if finding.grave]:
         raise RefusedError(unreached[0])
     with _client(parts) as client:
-        facts: dict[str, Any] = {"journal": client.statistics()["journal"]}
-        known = client.queues()
+        client.ping()
+        facts: dict[str, Any] = {"journal": client.journal}
+        try:
+            known = client.queues()
+        except RefusedError as error:
+            known = []
+            facts["queues"] = f"not told: {error}"
     if parts.topic:
         facts["kept"] = _kept(parts)
     wanted = parts.options.get("queue")
     takes = _taking(parts.topic, known) if wanted is None else [k for k in known if k["queue"] == wanted]
+    if wanted is not None and not takes and "queues" not in facts:
+        facts[f"queue {wanted}"] = f"is not there; {nearest(wanted, [entry['queue'] for entry in known])}"
     for entry in takes[:MOST_QUEUES]:
         counts = f"{entry['depth']} wait, {entry['in_flight']} in flight, {entry['consumers']} consumers"
         paused = ", paused" if entry["paused"] else ""
@@ -78,15 +87,28 @@ def describe(parts: addresses.Address) -> dict[str, Any]:
     return facts
 
 
+def _network(parts: addresses.Address) -> list[Finding]:
+    """Whether somebody listens there. Of several brokers one leads, and the others do not listen."""
+    from penstock.broker.hosts import hosts_of
+    from penstock.tcp.explain import explain as network
+
+    places = hosts_of(parts.host, parts.port or PORT)
+    found = [finding for host, port in places for finding in network(replace(parts, host=host, port=port))]
+    if all(finding.grave for finding in found):
+        return found
+    return [replace(finding, grave=False) for finding in found]
+
+
 def _client(parts: addresses.Address) -> Client:
     from penstock.broker import Client
 
-    return Client(parts.host, parts.port or PORT, timeout=ANSWER_S, reconnect=False, **_access(parts))
+    return Client(parts.host, parts.port or PORT, reconnect=False, **_access(parts))
 
 
 def _access(parts: addresses.Address) -> dict[str, Any]:
     tls: Any = parts.options.get("tls")
-    return {"token": parts.options.get("token"), "tls": True if tls in ("1", "true", "yes") else tls}
+    timeout = float(parts.options.get("timeout", ANSWER_S))
+    return {"token": parts.options.get("token"), "tls": True if tls in ("1", "true", "yes") else tls, "timeout": timeout}
 
 
 def _kept(parts: addresses.Address) -> str:
@@ -96,7 +118,7 @@ def _kept(parts: addresses.Address) -> str:
 
     access = _access(parts)
     access["tls"] = tls_context(access["tls"])
-    with RangeClient(parts.host, parts.port or PORT, timeout=ANSWER_S, **access) as reader:
+    with RangeClient(parts.host, parts.port or PORT, **access) as reader:
         found = list(reader.fetch(1, 1, topics=[parts.topic]))
     if not found:
         return "nothing"

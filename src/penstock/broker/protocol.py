@@ -30,7 +30,7 @@ from penstock.broker.ranges import ENTRY, non_negative_int, topic_names
 from penstock.broker.rights import EVERYTHING
 from penstock.broker.session import Line, Session, Subscription
 from penstock.broker.words import Disconnect, Refusal
-from penstock.errors import InvalidArgument, PenstockError
+from penstock.errors import InvalidArgument, PenstockError, nearest
 from penstock.journal.layout import encode_properties
 from penstock.topics import is_pattern, matches
 from penstock.types.schema import Schema, digest_of
@@ -424,7 +424,7 @@ class Protocol(Session):
         return None
 
     def sub(self, name: str, *rest: str) -> Work:
-        """SUB <queue> [options]: consume a queue; made if it is not there."""
+        """SUB <queue> [options]: consume a queue; made if it is not there and its topics are said."""
         options = words.split_options(rest, {**_QUEUE_OPTIONS, **_START_OPTIONS, "credit": int, "ack": str})
         self.check_queue(name)
         if name in self.subscriptions:
@@ -500,13 +500,40 @@ class Protocol(Session):
 
     # --- managing queues
 
-    def queue(self, name: str, *rest: str) -> Answer:
-        """QUEUE <queue> [options] [create]: make a queue, or give it other options (with create: only make it)."""
-        options = words.split_options(rest, {**_QUEUE_OPTIONS, **_START_OPTIONS, "create": int})
+    def queue(self, name: str, *rest: str) -> Work:
+        """QUEUE <queue> [options] [create] [drop_waiting]: make a queue, or give it other options (with create: only
+        make it; with drop_waiting: also where messages wait of topics that it would no longer have)."""
+        options = words.split_options(rest, {**_QUEUE_OPTIONS, **_START_OPTIONS, "create": int, "drop_waiting": int})
         self.check_queue(name)
         change = "create" not in options
-        self._declare(name, options, change=change, move=change)
+        lost = 0
+        if change and "topics" in options:
+            lost = yield from self._losing(name, options)
+        queue = self._declare(name, options, change=change, move=change)
+        if lost:
+            queue.drop(lost)
         return OK
+
+    def _losing(self, name: str, given: dict[str, Any]) -> Generator[str, None, int]:
+        """How many messages the queue would drop by its new topics, where it may; Refusal when nobody has said so."""
+        queue = self.broker.queues.get(name)
+        if queue is None or not (self.rights.manage and self.may_read(queue)):
+            return 0  # ``_declare`` says why not
+        try:
+            lost = yield from queue.losing(self._options(given, queue.options).topics)
+        except (PenstockError, OSError) as error:
+            if given.get("drop_waiting"):
+                return 0
+            raise Refusal("unavailable", f"what waits in queue {name} cannot be counted: {error}") from None
+        finally:
+            self.broker.wake(queue)
+        if lost and not given.get("drop_waiting"):
+            raise Refusal(
+                "waiting",
+                f"queue {name} would drop {lost} waiting message{'s' * (lost > 1)} of topics that it would no longer "
+                "have: keep these topics, consume or purge them first, or say drop_waiting (--drop-waiting)",
+            )
+        return lost
 
     def _declare(self, name: str, given: dict[str, Any], *, change: bool, move: bool = True) -> Queue:
         """``change``: a queue that is there gets other options, ``move``: and another place, where one is given."""
@@ -516,6 +543,13 @@ class Protocol(Session):
         if found is None or change or wanted != old:
             self._check_dead_letters(name, wanted, old)
         if found is None:
+            if "topics" not in given and not wanted.temporary:  # a name that is misspelt makes no queue
+                known = [queue for queue in self.broker.queues if self.rights.may_use(queue)]
+                raise Refusal(
+                    "unknown_queue",
+                    f"there is no queue {name} ({nearest(name, known)}); a new one needs its topics: "
+                    f"broker://HOST:PORT/TOPIC?queue={name}, topics= or --topic",
+                )
             self.check_patterns(wanted.topics)
             made = self.broker.queue(name, wanted, start=self._start(given, wanted.topics))
             dead_letters.bind(self.broker, made)

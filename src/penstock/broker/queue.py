@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._core import Counters
 from penstock._core.broker import QueueState
 from penstock.broker import words
-from penstock.broker.backlog import Backlog
+from penstock.broker.backlog import PIECE_MESSAGES, Backlog
 from penstock.errors import PenstockError, RefusedError
 from penstock.topics import is_pattern
 
@@ -88,8 +88,10 @@ class Queue:
         self.caught_up = False
         self.counters = Counters("broker", "queue", name)
         self.dead_lettered = 0
+        self.dropped = 0  # with topics that were replaced
         self.whole = False  # the next record is the whole state, not a change
         self._store = store
+        self._rebinding = False  # what it would lose by other topics is being counted
         self._turn = 0
         self._internal: tuple[str, ...] = ()
         self._backlog = Backlog(self.state, store)
@@ -100,14 +102,17 @@ class Queue:
     def rebind(self, options: QueueOptions) -> None:
         """Take new options; messages looked at before stay as they are."""
         self.options = options
-        own = tuple(topic for topic in options.topics if topic.startswith("$"))
-        self._internal = (f"$queue.{self.name}", *own)
-        self.patterns = (*options.topics, f"$queue.{self.name}")
+        self.patterns, self._internal = self._bound_to(options.topics)
         self._names = frozenset(self.patterns)
         self._wildcards = tuple(pattern for pattern in self.patterns if is_pattern(pattern))
         self.caught_up = False
         self.recount()
         self._say("paused" if options.paused else "")
+
+    def _bound_to(self, topics: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The patterns of what a queue of these topics gets, and which of the broker's own topics are among them."""
+        own = f"$queue.{self.name}"
+        return (*topics, own), (own, *(topic for topic in topics if topic.startswith("$")))
 
     def wants(self, topic: str) -> bool:
         """Whether messages of ``topic`` are this queue's."""
@@ -132,7 +137,7 @@ class Queue:
     @property
     def hands_out(self) -> bool:
         """Whether there is anybody to hand messages to, and nobody has told it to wait."""
-        return bool(self.consumers) and not self.options.paused
+        return bool(self.consumers) and not (self.options.paused or self._rebinding)
 
     def pump(self, now_ns: int, over: Callable[[], bool], exhausted: list[tuple[Queue, int, int]]) -> bool:
         """Hand out what can be handed out; False when the turn was over before. Messages delivered too often are put
@@ -267,6 +272,32 @@ class Queue:
         while self._count(most, 1):
             yield BUSY
 
+    def losing(self, topics: tuple[str, ...]) -> Generator[str, None, int]:
+        """How many of those that wait a queue of these topics would not have; counted in steps, none handed out."""
+        if set(self.options.topics) <= set(topics):
+            return 0
+        wanted, either = self._bound_to(topics), self._bound_to((*self.options.topics, *topics))
+        at, lost = self.state.cursor, 0
+        self._rebinding = True
+        try:
+            while at < (end := self._store.next):
+                last = end - at <= PIECE_MESSAGES  # in one go, or with what is published meanwhile it would never end
+                for bound, sign in ((either, 1), (wanted, -1)):
+                    for count in self._backlog.pieces(at, end, *bound):
+                        lost += sign * count
+                        if not last:
+                            yield BUSY
+                at = end
+        finally:
+            self._rebinding = False
+        return lost
+
+    def drop(self, count: int) -> None:
+        """So many that waited will not be delivered: they are of topics that it no longer has."""
+        self.counters.add("matched", count)
+        self.counters.drop("filtered", count)
+        self.dropped += count
+
     def backlog(self, most: int = 100_000) -> int:
         """Messages not handed out yet, counted up to ``most``."""
         self._count(most, 1 << 62)
@@ -290,13 +321,10 @@ class Queue:
         """What waits has to be counted from the cursor again: it was moved, or other topics are wanted."""
         self._backlog.restart()
 
-    def observe(self, most: int) -> int:
-        """Set the counters of what waits for who looks from outside; gives how many messages were looked at.
-
-        Only where the queue lags; up to ``most`` of them in one call.
-        """
+    def observe(self) -> int:
+        """Count a piece more of what waits and set the counters; gives how many messages were looked at."""
         state, end = self.state, self._store.next
-        looked = self._count(1 << 62, most)
+        looked = self._count(1 << 62, 1)
         self.counters.set("depth", self._backlog.count + state.outstanding)
         self.counters.set("lag", 0 if self.caught_up else max(0, end - state.cursor))
         self._say(self._standstill(self._backlog.count) or ("" if self._counted else "counting what waits"))
@@ -337,6 +365,7 @@ class Queue:
             "redelivered": self.counters.get("redelivered"),
             "expired": self.counters.get("expired"),
             "skipped": self._backlog.skipped,
+            "dropped": self.dropped,
             "dead_lettered": self.dead_lettered,
             "state": self._standstill(backlog),
             "floor": state.floor,

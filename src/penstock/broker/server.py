@@ -18,7 +18,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -41,6 +41,7 @@ from penstock.errors import InvalidArgument, PenstockError, RefusedError, StateE
 log = logging.getLogger("penstock.broker")
 HELLO_S = 10.0  # to show a token, or to finish the TLS handshake
 HOUSEKEEPING_S = 1.0
+OBSERVE_S = 0.002  # a turn, for counting what waits
 PAUSE_S = 0.02
 ACKNOWLEDGED_S = 0.005  # how often the peers' acknowledgements are looked for
 RETRY_S = 1.0  # after a step of the loop that failed
@@ -124,6 +125,7 @@ class Server:
         self._reload = False
         self._drain_until = 0.0
         self._housekeeping = 0.0
+        self._observing: Iterator[None] | None = None  # under way
         self._observed = False  # whether the queues' counters tell what there is now
         self._told_failure = -TELL_FAILURE_S
         self._trim_at = 0.0
@@ -237,6 +239,8 @@ class Server:
         if now >= self._housekeeping:
             self._housekeeping = now + HOUSEKEEPING_S
             self._step("housekeeping", partial(self._keep_house, now))
+        if self._observing is not None:
+            self._step("counting what waits", self._observe)
         now_ns = time.time_ns()
         if self.broker.delayed.state.next_time_ns <= now_ns:
             self._step("delayed messages", partial(self.broker.delayed.release, now_ns))
@@ -274,8 +278,17 @@ class Server:
             for consumer in [c for c in self.connections.values() if queue.name in c.session.subscriptions]:
                 self._drop(consumer)
 
+    def _observe(self) -> None:
+        """A step at least: while long work goes on its counters are set too."""
+        end = time.monotonic() + OBSERVE_S
+        observing, self._observing = self._observing, None
+        for _ in observing or ():
+            if time.monotonic() >= end:
+                self._observing = observing
+                return
+
     def _timeout(self) -> float:
-        if self.broker.busy or self._touched:
+        if self.broker.busy or self._touched or self._observing is not None:
             return 0.0
         if self._paused:
             return PAUSE_S if all(c.paused() or not c.could_go_on for c in self._paused) else 0.0
@@ -564,7 +577,7 @@ class Server:
             self._reload = False
             self._reload_tokens()
         self.broker.transactions.forget_idle()
-        self.broker.observe()
+        self._observing = self._observing or self.broker.observing()
         self._observed = True
         self._drop_silent(now)
         if now >= self._trim_at or self.broker.wants_room or self.broker.store.full:

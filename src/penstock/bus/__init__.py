@@ -76,7 +76,12 @@ def open_publisher(
 ) -> Publisher:
     """A publisher of messages with one id on the named bus; the bus keeps ``history`` for late joiners."""
     kept = kept_of(history, latest, history_bytes)
-    return Publisher(named_bus(address.name), id, name=str(address), kept=kept)
+    return Publisher(named_bus(address.name), id, name=_place(address, id), kept=kept)
+
+
+def _place(address: Address, id: int) -> str:
+    """The name of a handle: that of its bus, as the bus itself has it, and the id unless it is 0."""
+    return f"{address.name}?id={id}" if id else address.name
 
 
 def open_subscriber(
@@ -93,7 +98,7 @@ def open_subscriber(
 ) -> QueueSubscriber:
     """A queue subscriber of one id on the named bus; ``on_message`` is called from a thread of its own."""
     subscriber = QueueSubscriber(
-        name=str(address),
+        name=_place(address, id),
         ids=(id,),
         priority=priority,
         max_public_id=max(id, DEFAULT_MAX_PUBLIC_ID),
@@ -107,5 +112,8 @@ def open_subscriber(
     return subscriber.call_in_thread(on_message)
 
 
-publisher = opener("bus", open_publisher)
-subscriber = opener("bus", open_subscriber)
+if TYPE_CHECKING:
+    from penstock.bus.opening import publisher, subscriber
+else:
+    publisher = opener("bus", open_publisher)
+    subscriber = opener("bus", open_subscriber)

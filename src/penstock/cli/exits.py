@@ -212,10 +212,19 @@ class _Printable(logging.Formatter):
         return printable(super().format(record))
 
 
-def log_to_stderr(text: str = "penstock: %(message)s", level: int = logging.WARNING) -> None:
+class _Named(_Printable):
+    """Says whose a line is that is not Penstock's own: a library's, or a program's."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if record.name.partition(".")[0] not in ("penstock", "root"):
+            record.message = f"{record.name}: {record.message}"
+        return super().formatMessage(record)
+
+
+def log_to_stderr(text: str | None = None, level: int = logging.WARNING) -> None:
     """What rooms log goes to standard error."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Printable(text))
+    handler.setFormatter(_Named("penstock: %(message)s") if text is None else _Printable(text))
     logging.basicConfig(level=level, handlers=[handler])
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from penstock.cli.help import draw_well
+from penstock.errors import InvalidArgument
 from penstock.secrecy import hidden
 
 if TYPE_CHECKING:
     from penstock.cli import Entry
 
 __all__ = ["LazyGroup", "application"]
+
+#: The bounds of a number that an option takes, of seconds, say: 1e9 are 31 years.
+LEAST, MOST = 1e-9, 1e9
 
 
 def application(entries: Iterable[Entry], help_text: str, examples: str = "") -> LazyGroup:
@@ -56,7 +61,21 @@ def _end_by_unwinding(command: Any) -> None:
         for one in inner.values():
             _end_by_unwinding(one)
     elif command.callback is not None:
-        command.callback = exits.unwinding(command.callback)
+        command.callback = exits.unwinding(_with_usable_numbers(command.callback))
+
+
+def _with_usable_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A command's function, called with numbers that the system can wait for: what overflows its clock is refused."""
+
+    @functools.wraps(function)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        for name, value in options.items():
+            if isinstance(value, float) and value and not LEAST <= abs(value) <= MOST:
+                option = f"--{name.replace('_', '-')}"
+                raise InvalidArgument(f"{option} {value:g} is out of reach: 0, or from {LEAST:g} to {MOST:g}")
+        return function(*arguments, **options)
+
+    return checked
 
 
 class LazyGroup(TyperGroup):

@@ -16,7 +16,7 @@ from penstock.observe import decode
 from penstock.observe.latency import spread
 from penstock.observe.memory import seen
 from penstock.observe.rates import flow
-from penstock.observe.snapshot import Block, matching
+from penstock.observe.snapshot import Block, matching, of_queue
 
 app = typer.Typer()
 
@@ -35,6 +35,8 @@ def info(
     address = broker_address(address)
     parts = addresses.parse(address)
     blocks = blocks or matching(seen(), address)
+    if parts.scheme == "broker" and (queue := parts.options.get("queue")):
+        blocks = of_queue(seen(), f"broker://{parts.host}:{parts.port or 9876}", queue) or blocks
     told = room_facts(parts)
     if as_json:
         show.print_json(

@@ -15,7 +15,7 @@ from penstock.cli import exits, show
 from penstock.cli.target import TopicOption
 from penstock.errors import InvalidArgument
 from penstock.observe import decode
-from penstock.printable import printable
+from penstock.printable import command, printable
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -108,7 +108,8 @@ def verify(directory: Directory, as_json: Json = False) -> None:
         else:
             print(printable(str(item)))
     if damage:
-        exits.told(f"{len(damage)} places are damaged; to keep what is whole: penstock journal repair {directory}")
+        repair = command("journal", "repair", directory)
+        exits.told(f"{len(damage)} places are damaged; to keep what is whole: {repair}")
         raise typer.Exit(exits.WRONG)
     if not as_json:
         print("whole")

@@ -188,7 +188,7 @@ def create(
     options = _options(topic, ack_timeout, max_deliveries, ttl, exclusive, dead_letter, from_position)
     with _client(broker) as client:
         client.queue(name, create=True, **options)
-    takes = f", for {','.join(topic)}" if topic else " (a new one is for topic default; --topic says another)"
+    takes = f", for {','.join(topic)}" if topic else ""
     _done(as_json, f"queue {name} is there{takes}", queue=name, **options)
 
 
@@ -203,9 +203,11 @@ def set_options(
     exclusive: Exclusive = None,
     dead_letter: DeadLetter = None,
     from_position: FromPosition = None,
+    drop_waiting: Annotated[bool, typer.Option("--drop-waiting", help="Drop what waits of topics that go.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Change options of a queue; the others stay. New topics replace the old ones, and what waits of those is dropped.
+    """Change options of a queue; the others stay. New topics replace the old ones; while messages of those wait this is
+    refused, unless with --drop-waiting.
 
     Example: [green]penstock queue set broker://127.0.0.1:9876 jobs --ack-timeout 2m[/]
     """
@@ -215,12 +217,12 @@ def set_options(
         raise InvalidArgument("say what is to change: --topic, --ack-timeout, --max-deliveries, --ttl, ...")
     with _client(broker) as client:
         before = _found(client, name)
-        client.queue(name, **options)
+        client.queue(name, drop_waiting=drop_waiting, **options)
         after = _found(client, name)
     changed = [key for key in before if key in options and before[key] != after[key]]
     texts = [f"{key}: {_text(before[key])} → {_text(after[key])}" for key in changed]
     facts: dict[str, Any] = {}
-    if "topics" in changed and (lost := before["depth"] - after["depth"]) > 0:
+    if lost := after["dropped"] - before["dropped"]:
         facts["dropped"] = lost
         texts.append(f"{lost:,} waiting messages of topics that it no longer has are dropped")
     _done(as_json, f"queue {name}: {', '.join(texts) or 'as it was'}", queue=name, changed=changed, **facts)

@@ -13,6 +13,7 @@ from penstock.cli import exits, show
 from penstock.cli.target import SeenAddressArgument
 from penstock.observe.rates import PRODUCERS, flow
 from penstock.observe.snapshot import Block, live, matching
+from penstock.printable import command
 
 hz_app = typer.Typer()
 bw_app = typer.Typer()
@@ -86,7 +87,7 @@ def _roll(address: str, window: float, every: float, count: int | None, as_json:
     if meter.role == "nobody":
         addresses.parse(address)
         far = "; what others publish is measured where they are" if shown.startswith(("tcp:", "broker:")) else ""
-        exits.told(f"nobody on this machine has {shown} open{far}; 'penstock why {shown}' may tell more")
+        exits.told(f"nobody on this machine has {shown} open{far}; {command('why', shown)} may tell more")
         raise typer.Exit(exits.FAILED)
     samples = deque([(time.monotonic(), meter.messages, meter.bytes)])
     printed = 0

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import select
 import signal
 import sys
 import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from penstock.address import without_secrets
 from penstock.cli import exits, show, silence
 from penstock.cli.silence import REACH_S, TELL_AFTER_S
-from penstock.cli.target import expanded, live_addresses, opened
+from penstock.cli.target import expanded, fitting, has_wildcard, live_addresses, nobody_like, opened
 from penstock.errors import InvalidArgument, RefusedError
-from penstock.observe.rates import PRODUCERS
-from penstock.observe.snapshot import live
 from penstock.quantities import duration_s, is_size, size_bytes
 from penstock.recording.recorder import Plan, Recorder
 from penstock.recording.story import topic_of
 
 app = typer.Typer()
+
+EVERYTHING = ["shm:*", "tcp:*"]  #: what --all records
+LOOK_S = 0.2
 
 
 @app.command()
@@ -31,11 +36,12 @@ def record(
     addresses: Annotated[
         list[str] | None,
         typer.Argument(
-            help="What to record; or with '*'.", autocompletion=live_addresses, show_default=False, callback=opened
+            help="What to record; with '*' also what comes later.", autocompletion=live_addresses, show_default=False,
+            callback=opened,
         ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", "-a", help="All that is published over shm: and tcp:// on this machine now.")
+        bool, typer.Option("--all", "-a", help="All that is published over shm: and tcp:// on this machine.")
     ] = False,
     split: Annotated[
         str | None, typer.Option(help="A new part every so many bytes (500M) or so much time (10min, 1h).")
@@ -64,12 +70,13 @@ def record(
 
     Example: [green]penstock record shm:/camera tcp://127.0.0.1:1588 -o run1 --seconds 60[/]
     """
-    chosen = _chosen(addresses or [], everything)
-    plan = _plan(chosen, names, output, split, max_size, pre_buffer, count, wait)
+    patterns = EVERYTHING if everything else [address for address in addresses or [] if has_wildcard(address)]
+    chosen = _chosen(addresses or [], everything, wait)
+    plan = _plan(chosen, names, output, split, max_size, pre_buffer, count, wait, apart=bool(patterns))
     with exits.about(output), Recorder(plan) as recorder:
         told: dict[str, str] = {}
         with contextlib.suppress(*exits.STOPPED):  # the usual end of a recording
-            _watch(recorder, seconds, told)
+            _watch(recorder, seconds, told, [] if names else patterns)
         try:
             recorder.stop()
         finally:  # an end that could not be written is reported too, after the earlier errors
@@ -80,17 +87,44 @@ def record(
         raise typer.Exit(exits.FAILED)
 
 
-def _chosen(given: list[str], everything: bool) -> list[str]:
+def _chosen(given: list[str], everything: bool, wait: bool) -> list[str]:
     if everything and given:
         raise InvalidArgument("give addresses or --all, not both")
-    if everything:
-        found = [block.address.partition("?")[0] for block in live() if block.kind in PRODUCERS]
-        given = sorted({address for address in found if address.startswith(("shm:", "tcp:"))})
-        if not given:
-            raise RefusedError("--all: nobody on this machine publishes over shm: or tcp:// now")
-    if not given:
+    if not everything and not given:
         raise InvalidArgument("say what to record: addresses, or --all")
-    return expanded(given)
+    told_at = time.monotonic() + TELL_AFTER_S
+    while not (found := fitting(EVERYTHING) if everything else expanded(given, wait)):
+        nobody = "--all: nobody on this machine publishes over shm: or tcp:// now"
+        if not wait:
+            raise RefusedError(nobody)
+        if time.monotonic() >= told_at:
+            told_at = math.inf
+            exits.told(f"{nobody if everything else nobody_like(given[0])}; waiting")
+        time.sleep(LOOK_S)
+    return found
+
+
+def _topics(given: list[str], apart: bool) -> list[str]:
+    """A topic for each address. Two may have the same (shm:/a/b and shm:/a.b): ``apart`` numbers them, as where a
+    pattern has found them; whoever wrote both is asked for names."""
+    topics: dict[str, str] = {}
+    for address in given:
+        topic = _named(address, topics) if apart else topic_of(address)
+        if topic in topics:
+            both = f"{without_secrets(topics[topic])} and {without_secrets(address)}"
+            raise InvalidArgument(f"{both} would share the topic {topic}; name them with --as")
+        topics[topic] = address
+    return list(topics)
+
+
+def _named(address: str, taken: Collection[str]) -> str:
+    """The topic for an address; with a number where another address has it."""
+    topic = topic_of(address)
+    numbered = (f"{topic}.{n}" for n in itertools.count(2))
+    free = next(name for name in itertools.chain([topic], numbered) if name not in taken)
+    if free != topic:
+        exits.told(f"{without_secrets(address)} is recorded as {free}: another address is {topic}")
+    return free
 
 
 def _plan(
@@ -102,12 +136,13 @@ def _plan(
     pre: str | None,
     count: int | None,
     wait: bool,
+    apart: bool,
 ) -> Plan:
-    topics = names or [topic_of(address) for address in given]
+    topics = names or _topics(given, apart)
     if len(topics) != len(given):
         raise InvalidArgument(f"--as was given {len(topics)} times for {len(given)} addresses")
-    if len(set(topics)) != len(topics) or len(set(given)) != len(given):
-        raise InvalidArgument(f"two addresses would share a topic ({', '.join(topics)}); name them with --as")
+    if len(set(topics)) != len(topics):
+        raise InvalidArgument(f"--as gives two addresses the same topic ({', '.join(topics)})")
     sized = split is not None and is_size(split)
     if sized and max_size is not None:
         raise InvalidArgument("--split by size and --max-size exclude each other: the size of a part is its bound")
@@ -123,28 +158,43 @@ def _plan(
     )
 
 
-def _watch(recorder: Recorder, seconds: float | None, told: dict[str, str]) -> None:
+def _watch(recorder: Recorder, seconds: float | None, told: dict[str, str], patterns: Sequence[str]) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: recorder.trigger())
     deadline = None if seconds is None else time.monotonic() + seconds
+    seldom, topics = silence.Seldom(), dict(recorder.plan.topics)
     silent_at: float | None = time.monotonic() + TELL_AFTER_S
+    silences = silence.Silences()
     with _display() as update:
         while recorder.running:
             update(recorder, recorder.totals())
             _tell_errors(recorder, told)
             if silent_at is not None and time.monotonic() >= silent_at:
                 silent_at = None
-                _tell_silence(recorder)
+                _tell_silence(recorder, silences)
+            seldom(lambda: _look(recorder, silences, patterns, topics))
             left = 0.2 if deadline is None else min(0.2, deadline - time.monotonic())
             if left <= 0:
                 return
             _pause(recorder, left)
 
 
-def _tell_silence(recorder: Recorder) -> None:
+def _look(
+    recorder: Recorder, silences: silence.Silences, patterns: Sequence[str], topics: dict[str, str]
+) -> None:
+    """Record what is published by now and fits an address with '*'; say which sources have become silent."""
+    for address in fitting(patterns) if patterns else ():
+        if address not in topics:
+            topics[address] = _named(address, topics.values())
+            recorder.add(address, topics[address])
+    silences.look((s.address, s.subscriber, s.messages + len(s.waiting)) for s in recorder.sources)
+
+
+def _tell_silence(recorder: Recorder, silences: silence.Silences) -> None:
     """Say once of what nothing came, and why as far as that is known: a misspelt name costs the whole recording."""
     for source in recorder.sources:
         if not source.messages and not source.waiting and not source.error:
             silence.tell(source.address, source.subscriber)
+            silences.told(source.address)
 
 
 def _tell_errors(recorder: Recorder, told: dict[str, str]) -> None:

@@ -55,6 +55,7 @@ Restart=on-failure
 RestartSec=2
 TimeoutStopSec={math.ceil(drain_timeout_s) + STOP_S if drain_timeout_s < math.inf else "infinity"}
 WorkingDirectory={_plain(str(file.resolve().parent))}
+EnvironmentFile=-{_plain(str(file.resolve().with_suffix(".env")))}
 UMask=0077
 NoNewPrivileges=true
 

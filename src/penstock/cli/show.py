@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -130,8 +131,9 @@ def table(
     for at in kept:
         name = columns[at]
         made.add_column(name, justify="right" if name in right else "left", no_wrap=True, min_width=widths[at])
+    short = {at: _short_names([row[at][0] for row in shown], widths[at]) for at in kept if columns[at] in names}
     for row in shown:
-        cut = [_cut(row[at][0], widths[at], columns[at] in names) for at in kept]
+        cut = [short[at][row[at][0]] if at in short else _cut(row[at][0], widths[at]) for at in kept]
         made.add_row(*(Text(text, style=row[at][1]) for at, text in zip(kept, cut, strict=True)))
     return made
 
@@ -185,12 +187,34 @@ def _left_out(
     return widths, missing[::-1]
 
 
-def _cut(text: str, width: int, middle: bool) -> str:
-    """``text`` cut to ``width`` characters: a name keeps both ends, other text its beginning."""
+def _cut(text: str, width: int) -> str:
+    """``text`` cut to ``width`` characters."""
+    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)).rstrip() + "…"
+
+
+def _short_names(names: list[str], width: int) -> dict[str, str]:
+    """Names cut to ``width`` characters in their middle; where that makes two alike, without what the long ones have in
+    common at their beginning, or at both ends."""
+    long = {name for name in names if cell_len(name) > width}
+    head = _common(long)
+    tail = _common({name[len(head) :][::-1] for name in long})
+    for begin, end in (("", ""), (head, ""), (head, tail)):
+        short = {name: name for name in names}
+        for name in long:
+            own = name[len(begin) : len(name) - len(end)]
+            short[name] = _cut_middle(f"{'…' * bool(begin)}{own}{'…' * bool(end)}", width)
+        if len(set(short.values())) == len(short):
+            break
+    return short
+
+
+def _common(names: set[str]) -> str:
+    return os.path.commonprefix(list(names)).rpartition("/")[0]  # noqa: RUF071 - and cut at a slash
+
+
+def _cut_middle(text: str, width: int) -> str:
     if cell_len(text) <= width:
         return text
-    if not middle:
-        return set_cell_size(text, max(0, width - 1)).rstrip() + "…"
     tail = (width - 1) // 2
     return set_cell_size(text, width - 1 - tail) + "…" + text[len(text) - tail :]
 

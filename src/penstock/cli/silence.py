@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.address import Address, parse, without_secrets
 from penstock.cli import exits
 from penstock.errors import PenstockError, RefusedError
 from penstock.finding import Finding
+from penstock.printable import command
 
 __all__ = [
-    "TELL_AFTER_S", "hint", "missing", "reason", "refuse_nobody", "refuse_unreachable", "tell", "told_after",
+    "TELL_AFTER_S", "Seldom", "Silences", "hint", "missing", "reason", "refuse_nobody", "refuse_unreachable",
+    "tell", "told_after",
 ]  # fmt: skip
 
 TELL_AFTER_S = 1.0
@@ -67,11 +69,74 @@ def tell(address: str, handle: Any) -> None:
     exits.told(f"{address}: nothing came yet" + (f": {said}" if said else "; waiting"))
 
 
+class Seldom:
+    """Looking around takes at most a twentieth of the time, however much there is to see."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def __call__(self, look: Callable[[], None]) -> None:
+        """Look, if that is due."""
+        began = time.monotonic()
+        if began >= self._next:
+            look()
+            now = time.monotonic()
+            self._next = now + 19 * (now - began)
+
+
+class Silences:
+    """Says of each source that was read, once a silence, why nothing comes any more.
+
+    Only for reasons that are sure (a lost connection, nobody who publishes): who publishes once a minute is not silent.
+    """
+
+    def __init__(self) -> None:
+        self._came: dict[str, tuple[int, float]] = {}  # how many messages came, and when that number changed
+        self._told: set[str] = set()
+
+    def told(self, address: str) -> None:
+        """This silence of the address has been explained already."""
+        self._told.add(address)
+
+    def look(self, sources: Iterable[tuple[str, Any, int]]) -> None:
+        """``sources``: addresses, their subscribers, and how many messages came from each."""
+        now = time.monotonic()
+        silent = {}
+        for address, handle, count in sources:
+            known, since = self._came.setdefault(address, (count, now))
+            if known != count:
+                self._came[address] = count, now
+                self._told.discard(address)
+            elif now - since >= TELL_AFTER_S and address not in self._told:
+                silent[address] = handle
+        for address, said in _ended(silent).items() if silent else ():
+            exits.told(f"{address}: nothing comes: {said}; waiting")
+            self._told.add(address)
+
+
+def _ended(handles: Mapping[str, Any]) -> dict[str, str]:
+    """Of the addresses from which nothing will come while all stays as it is, the reason in a sentence."""
+    from penstock.observe import explain
+
+    found = {}
+    for address, handle in handles.items():
+        sessions = getattr(handle, "sessions", ())
+        if sessions and not any(session.connected for session in sessions):
+            found[address] = f"no connection: {sessions[0].last_error or 'the publisher closed it'}"
+        elif trouble := getattr(handle, "trouble", ""):
+            found[address] = f"no connection: {trouble}"
+    try:
+        more = explain.ended(address for address in handles if address not in found)
+    except (PenstockError, OSError):
+        return found
+    return found | {address: _sentence(finding) for address, finding in more.items()}
+
+
 def hint(addresses: Sequence[str]) -> str:
     """The reason that ``why`` finds for the first of them, or a hint to call it."""
     said = reason(addresses[0])
     shown = without_secrets(addresses[0])
-    return f": {said}" if said else f"; 'penstock why {shown}' may tell the reason"
+    return f": {said}" if said else f"; {command('why', shown)} may tell the reason"
 
 
 def reason(address: str, handle: Any = None) -> str:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AddressArgument", "AddressesArgument", "OptionList", "SeenAddressArgument", "ServiceArgument", "TopicOption",
-    "answer_within", "broker_address", "expanded", "is_folder", "live_addresses", "live_brokers", "live_queues",
-    "opened", "topics_of_recording", "with_options",
+    "answer_within", "broker_address", "expanded", "fitting", "has_wildcard", "is_folder", "live_addresses",
+    "live_brokers", "live_queues", "nobody_like", "opened", "topics_of_recording", "with_options",
 ]  # fmt: skip
 
 
@@ -167,21 +167,41 @@ OptionList = Annotated[
 ]
 
 
-def expanded(given: list[str], kinds: Sequence[str] = PRODUCERS) -> list[str]:
-    """The addresses, each '*' replaced by what is open on this machine; topics keep their own wildcards."""
+def expanded(given: list[str], wait: bool = False) -> list[str]:
+    """The addresses, each '*' replaced by what is published on this machine; topics keep their own wildcards. Without
+    ``wait`` a '*' for nothing is refused."""
     found: list[str] = []
     for address in map(broker_address, given):
-        scheme, _, rest = address.partition(":")
-        if "*" not in rest.partition("?")[0] or scheme in ("journal", "broker"):
+        if not has_wildcard(address):
             found.append(address)
-            continue
-        from penstock.observe.snapshot import live, matching
-
-        names = {block.address.partition("?")[0] for block in matching(live(), address) if block.kind in kinds}
-        if not names:
-            raise RefusedError(f"nobody on this machine publishes to anything like {without_secrets(address)}")
-        found += sorted(names)
+        elif (names := fitting([address])) or wait:
+            found += names
+        else:
+            raise RefusedError(nobody_like(address))
     return list(dict.fromkeys(found))
+
+
+def has_wildcard(address: str) -> bool:
+    """Whether a '*' in an address stands for several addresses; in a topic it is the reach's own."""
+    scheme, _, rest = address.partition(":")
+    return "*" in rest.partition("?")[0] and scheme not in ("journal", "broker")
+
+
+def fitting(patterns: Iterable[str]) -> list[str]:
+    """What is published on this machine and fits addresses with '*', with the options of these."""
+    from penstock.observe.snapshot import live, matching
+
+    blocks = [block for block in live() if block.kind in PRODUCERS and block.address]
+    found = set()
+    for pattern in patterns:
+        place, mark, options = pattern.partition("?")
+        found |= {block.channel + mark + options for block in matching(blocks, place)}
+    return sorted(found)
+
+
+def nobody_like(pattern: str) -> str:
+    """What is said where nothing fits an address with '*'."""
+    return f"nobody on this machine publishes to anything like {without_secrets(pattern)}"
 
 
 def broker_address(address: str) -> str:

@@ -38,9 +38,15 @@ class Bound:
 
     def release(self, message: Message) -> None:
         """Return the room of a message that has left the queue."""
+        with self._room:  # a message that came before the link had a bound took none
+            self._messages = max(0, self._messages - 1)
+            self._bytes = max(0, self._bytes - message.size)
+            self._room.notify_all()
+
+    def change(self, options: LinkOptions) -> None:
+        """The link has other options now; what waits has its room."""
         with self._room:
-            self._messages -= 1
-            self._bytes -= message.size
+            self._options = options
             self._room.notify_all()
 
     def close(self) -> None:

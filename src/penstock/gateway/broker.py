@@ -16,6 +16,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import os
 import threading
 import time
@@ -31,7 +32,6 @@ from penstock.address import without_secrets
 from penstock.bus import Bus, QueueSubscriber
 from penstock.channel import Ledger
 from penstock.errors import InvalidArgument
-from penstock.gateway.bounds import Bound
 from penstock.gateway.configuration import QueueOptions
 from penstock.gateway.cycles import Cycles
 from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, RemoveLinkError, reason_of
@@ -151,7 +151,14 @@ class ModuleBroker(Router):
         self._check()
         if source is None or message is None:
             raise InvalidArgument("publish takes a module and a message, not None")
-        raise BrokerError(f"{source!r} is not attached to this broker; add_module it first")
+        worker = self._worker(source, BrokerError)
+        raise BrokerError(f"module {worker.name!r} was stopped; what it publishes now is refused")
+
+    def _silence(self, workers: Sequence[Worker]) -> None:
+        """From now on refuse what these modules publish: they were stopped, and their sinks are next."""
+        with self._lock:
+            for worker in workers:
+                self._ports.pop(id(worker.module), None)
 
     # ---- modules
 
@@ -187,6 +194,7 @@ class ModuleBroker(Router):
             )
             self._bus.add(reader)
             worker = Worker(module, name, port, reader, on_failure or log_failure)
+            worker.timeout_s = math.inf if queue.timeout_s is None else queue.timeout_s
             if started:
                 worker.life = Life.RUNNING
             try:
@@ -258,7 +266,10 @@ class ModuleBroker(Router):
         orders = self._post_stops(self._workers_of(modules))
         if not all(order.wait(ending.drained_by) for _, *steps in orders for order in steps):
             return False
-        for worker, *_ in orders:
+        stopped = [worker for worker, *_ in orders]
+        self._silence(stopped)
+        for worker in stopped:
+            worker.queue.close()  # after all of them: those of a cycle may publish when they are stopped
             count_unhandled(worker)
         return True
 
@@ -273,12 +284,15 @@ class ModuleBroker(Router):
 
     def _stop_all(self, workers: Sequence[Worker], ending: Ending) -> None:
         orders = self._post_stops(workers)
-        late = [(worker, steps) for worker, *steps in orders if not all(o.wait(ending.drained_by) for o in steps)]
+        patience = ending.stopped_by if ending.drained_by.passed else ending.drained_by
+        late = [(worker, steps) for worker, *steps in orders if not all(o.wait(patience) for o in steps)]
         force([worker for worker, _ in late])
+        soon = ending.over_by.part(0.5)
         for _, steps in late:
             for order in steps:
-                order.wait(ending.stopped_by)
+                order.wait(soon)
         for worker, *_ in orders:
+            worker.queue.close()
             count_unhandled(worker)
 
     def end_all(self, modules: list[Any], deadline: Deadline) -> list[str]:
@@ -318,11 +332,17 @@ class ModuleBroker(Router):
         return abandoned
 
     def cut_all(self, modules: list[Any]) -> None:
-        """These modules receive nothing more, nobody waits for them, and their processes are killed."""
+        """These modules receive nothing more, nobody waits for them, and their processes are to end after the message
+        in hand (``end_stopping`` kills those that do not)."""
         workers = self._workers_of(modules)
+        self._silence(workers)  # first: what is published to a closed queue goes to nobody
         for worker in workers:
             worker.cut()
-        force(workers)
+        for worker in workers:
+            if hasattr(worker.module, "leave_rest"):
+                worker.module.leave_rest()
+            else:
+                force((worker,))
 
     def _abandon(self, worker: Worker) -> bool:
         step = worker.doing
@@ -354,13 +374,15 @@ class ModuleBroker(Router):
             return [self._workers[id(module)] for module in modules if id(module) in self._workers]
 
     def replace_module(self, old: Any, new: Any) -> None:
-        """Put ``new`` in the place of ``old``: same name, id, queue and links. On its worker's thread."""
+        """Put ``new`` in the place of ``old``: same name, id, queue and links. On its worker's thread, or while that
+        waits for it."""
         with self._lock:
             worker = self._worker(old, BrokerError)
             worker.adopt(new)
-            del self._workers[id(old)], self._ports[id(old)]
+            del self._workers[id(old)]
             self._workers[id(new)] = worker
-            self._ports[id(new)] = worker.port
+            if self._ports.pop(id(old), None) is not None:
+                self._ports[id(new)] = worker.port
 
     def _begin_removal(self, module: Any) -> tuple[Worker, list[tuple[Output, Joint]]]:
         with self._lock:
@@ -378,7 +400,7 @@ class ModuleBroker(Router):
             worker.removing = False
             for other, joint in incoming:
                 if id(other.worker.module) in self._workers:
-                    self._join(other, worker, joint)
+                    self._join(other, worker, Joint.of(joint.accepts, joint.options))
                     note_parting(other)  # what was taken meanwhile has passed it by
 
     def _detach(self, worker: Worker) -> None:
@@ -421,8 +443,7 @@ class ModuleBroker(Router):
             self._join(self._output(worker, output), other, self._joint(worker, accepts, options))
 
     def _joint(self, source: Worker, accepts: Predicate | None, options: LinkOptions) -> Joint:
-        options = options.chosen(source.is_durable)
-        return Joint(accepts, options, Bound(options) if options.bounded else None)
+        return Joint.of(accepts, options.chosen(source.is_durable))
 
     def _output(self, worker: Worker, name: str) -> Output:
         """A module's output of that name, made where it is missing."""
@@ -439,11 +460,14 @@ class ModuleBroker(Router):
         """Send a message from an attached module to every sink linked to its ``output``. What goes to the output
         ``dropped`` counts as filtered by the module, whoever is linked to it."""
         worker = self._worker(source, BrokerError)
-        found = worker.outputs.get(output)
+        found, key = worker.outputs.get(output), id(source)
         if output == DROPPED:
             worker.count_filtered()
-        if found is not None:  # else nobody is linked to it
-            found.port.publish(message)
+        if found is None:
+            return  # nobody is linked to it
+        if key not in self._ports:  # just before it: whoever is silenced after this has published
+            self._refuse(source, message)
+        found.port.publish(message)
 
     def mark(self, source: Any, since: int = 0, after: Mark | None = None) -> Mark:
         """What ``source`` has published so far, to ask whether it has been handled over its at_least_once links.
@@ -491,8 +515,12 @@ class ModuleBroker(Router):
     def _join(self, source: Output, sink: Worker, joint: Joint) -> None:
         old = source.sinks.get(sink)
         if old is not None and old.bound is not None:
-            old.bound.close()
-            sink.overflowed_before += old.bound.dropped
+            if joint.bound is not None:
+                joint.bound = old.bound
+                joint.bound.change(joint.options)
+            else:
+                old.bound.close()
+                sink.overflowed_before += old.bound.dropped
         first = not self._linked(source.worker, sink)
         source.sinks[sink] = sink.sources[source] = sink.joints[source.port.id] = joint
         sink.special = sink.special or joint.bound is not None or joint.options.ttl_s is not None
@@ -543,7 +571,7 @@ class ModuleBroker(Router):
                 predicate = joint.predicate
                 if predicate is not None or cyclic:
                     flow = self._flows.get((output, sink))
-                    seconds = self.cycle_timeout_s if cyclic else None
+                    seconds = min(self.cycle_timeout_s, sink.timeout_s) if cyclic else None
                     rules[sink.queue] = (predicate, seconds, flow.refused if flow else None)
             output.port.rules = rules or None
 
@@ -596,7 +624,7 @@ class ModuleBroker(Router):
             kind=type(worker.module).__name__,
             source_id=worker.port.id,
             thread=worker.thread.name,
-            waiting=0 if kept else worker.waiting,
+            waiting=0 if kept else worker.waiting + worker.at_process,
             depth=worker.queue.depth,
             handled=worker.handled,
             failed=worker.failed,

@@ -9,6 +9,10 @@ stripped before ``receive``. A frame that is larger than a slot of the channel g
 that a large message costs its size and the channel never grows::
 
     FF FF FF FF FF FF FF FF | size of the whole frame u64, big-endian | the next bytes of the frame
+
+A message that is not to be handled after a moment is preceded by that moment, in nanoseconds since 1970::
+
+    FE FE FE FE FE FE FE FE | u64, big-endian
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from penstock.errors import ProtocolError
 MAGIC = b"\xa1\x60"
 PIECE = b"\xff" * 8  # in place of the source's number, which never has this value
 PIECE_HEAD_SIZE = 16
+EXPIRES = b"\xfe" * 8  # in that place too
 OUTPUT = "penstock-output"  # the property by which a process names the output that a message goes to
 OUTPUT_BYTES = OUTPUT.encode() + b"\0"
 FRAME_HEAD_SIZE = 8 + 14  # a frame without properties and content
@@ -57,12 +62,20 @@ def arrived(message: Message) -> GatewayMessage:
     return GatewayMessage(memoryview(message), message.properties, timestamp_ns=message.timestamp_ns)
 
 
-def framed(messages: Sequence[GatewayMessage], slot_bytes: int) -> list[Any]:
-    """The frames of ``messages``, in pieces where they do not fit a slot."""
+def framed(
+    messages: Sequence[GatewayMessage], slot_bytes: int, expiries: Sequence[int | None] | None = None
+) -> list[Any]:
+    """The frames of ``messages``, in pieces where they do not fit a slot; ``expiries`` says until when each may be
+    handled."""
     frames, largest = GatewayMessage.to_frames(messages)
-    if largest <= slot_bytes:
+    if largest <= slot_bytes and expiries is None:
         return frames
-    return [piece for frame in frames for piece in _pieces(frame, slot_bytes)]
+    found: list[Any] = []
+    for frame, expires_ns in zip(frames, expiries or [None] * len(frames), strict=True):
+        if expires_ns is not None:
+            found.append(EXPIRES + max(0, expires_ns).to_bytes(8, "big"))
+        found += _pieces(frame, slot_bytes)
+    return found
 
 
 def _pieces(frame: bytes, slot_bytes: int) -> list[bytes]:
@@ -78,25 +91,38 @@ class Unframer:
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._left = 0
+        self._next_expiry: int | None = None
+        #: Until when messages of the last read may be handled, by their ids as objects.
+        self.expiries: dict[int, int] = {}
 
     def messages(self, batch: Sequence[Any], on_error: Callable[[ProtocolError], object]) -> list[GatewayMessage]:
         """The messages in what one read returned; ``on_error`` is called for each item that is neither a frame nor a
         piece."""
         found, whole = GatewayMessage.from_frames(batch)
-        if whole and not self._parts:
+        if self.expiries:
+            self.expiries = {}
+        if whole and not self._parts and self._next_expiry is None:
             return found
         messages = []
         for one in found:
+            message: GatewayMessage | None
             if isinstance(one, GatewayMessage):
                 self._parts, self._left = [], 0
-                messages.append(one)
-                continue
-            try:
-                message = self.message(one)
-            except ProtocolError as error:
-                on_error(error)
+                message = one
             else:
-                messages += [message] if message is not None else []
+                head = bytes(memoryview(one)[: PIECE_HEAD_SIZE + 1])
+                if head[:8] == EXPIRES and len(head) == PIECE_HEAD_SIZE:
+                    self._next_expiry = int.from_bytes(head[8:], "big")
+                    continue
+                try:
+                    message = self.message(one)
+                except ProtocolError as error:
+                    on_error(error)
+                    continue
+            if message is not None:
+                messages.append(message)
+                if self._next_expiry is not None:
+                    self.expiries[id(message)], self._next_expiry = self._next_expiry, None
         return messages
 
     def message(self, data: Any) -> GatewayMessage | None:

@@ -6,14 +6,15 @@ Everything is loaded before the first step, so that what cannot be loaded change
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.gateway.configuration import Configuration, LoaderEntry, ModuleEntry
 from penstock.gateway.errors import DrainError
-from penstock.gateway.links import Link
+from penstock.gateway.links import Link, drain_order
 from penstock.gateway.loaders import recipe
 from penstock.gateway.place import located
 
@@ -70,6 +71,7 @@ def apply(
     before = {entry.name: entry for entry in old.modules}
     after = {entry.name: entry for entry in new.modules}
     same = {name for name, entry in after.items() if before.get(name) == entry and entry.loader not in changed} - again
+    in_place = {name for name in after.keys() & before.keys() - same if after[name].queue == before[name].queue}
     old_links, new_links = ({link.ends: link for link in one.links} for one in (old, new))
     done: list[str] = []
     there = [link for link in gateway.links() if link.ends not in gateway._error_links]
@@ -77,24 +79,37 @@ def apply(
         old_loaders = gateway._loaders
         undo.note(lambda: _put_back(gateway, there, old))  # undone last, when every module exists again
         for link in old.links:
-            if new_links.get(link.ends) != link:
-                if link.sink not in before or link.sink in same:
+            wanted = new_links.get(link.ends)
+            if wanted != link:
+                stays = link.sink not in before or link.sink in same | in_place
+                if stays and not (wanted is not None and _differ_in_terms(link, wanted)):
                     gateway.remove_link(*link.ends)
                 done.append(f"- {link}")
         for name, entry in before.items():  # its links are removed with it
-            if name not in same:
+            if name not in same | in_place:
                 _remove_module(gateway, entry, undo)
                 done += [f"- {name}"] if name not in after else []
+        for name in [name for group in drain_order(gateway._table.graph()) for name in group if name in in_place]:
+            _halt_module(gateway, before[name], undo)  # sources first: one may wait for room in the queue of its sink
         gateway._loaders = loaders
         undo.note(lambda: setattr(gateway, "_loaders", old_loaders))  # undone before the old modules are created again
         for name, entry in after.items():
-            if name not in same:
+            if name in in_place and name in gateway._kept:
+                with _told_at(entry.where):
+                    gateway._put(entry)
+            elif name not in same:
                 _add_module(gateway, entry, undo)
+            if name not in same:
                 done.append(f"~ {name}" if name in before else f"+ {name}")
         for link in new.links:
+            was = old_links.get(link.ends)
             if not gateway._has_link(link.ends):
                 _add_link(gateway, link, undo)
-                done += [f"+ {link}"] if old_links.get(link.ends) != link else []
+            elif was is not None and was != link:
+                with _told_at(link.where):
+                    gateway._change_link(link)
+                undo.note(functools.partial(gateway._change_link, was))
+            done += [f"+ {link}"] if was != link else []
         for link in there:  # added at run time, and removed together with a module that is replaced
             if link.ends not in old_links and not gateway._has_link(link.ends) and gateway._can_link(link):
                 _add_link(gateway, link, undo)
@@ -131,11 +146,11 @@ def _start(gateway: Gateway, entries: list[ModuleEntry]) -> None:
             gateway._start_linked(gateway._kept[entry.name])
 
 
-def _remove_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo) -> None:
+def _remove_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo, **how: Any) -> None:
     there = gateway._kept.get(entry.name)
     with _told_at(entry.where):
         try:
-            gateway.remove_module(entry.name)
+            gateway.remove_module(entry.name, **how)
         except DrainError as error:
             if not error.hung:
                 raise
@@ -143,6 +158,29 @@ def _remove_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo) -> None:
     # made again as it was made: its code may have changed since
     made = there.recipe if there is not None else None
     undo.note(lambda: (gateway._add_entry(entry, start=False, made=made), None)[1])
+
+
+def _halt_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo) -> None:
+    """Stop a module that is replaced in place; one that hangs is removed instead, and added again."""
+    made = gateway._find(entry.name).recipe
+    if not gateway._halt(entry.name):
+        _remove_module(gateway, entry, undo, drain=False, timeout=0)
+        return
+
+    def put_back() -> None:
+        try:
+            gateway._halt(entry.name)
+            gateway._put(entry, made)
+        except BaseException:
+            gateway.remove_module(entry.name, drain=False)
+            raise
+
+    undo.note(put_back)
+
+
+def _differ_in_terms(one: Link, other: Link) -> bool:
+    """Whether two links with the same ends differ in what can be changed while messages pass."""
+    return one.buffer is None and other.buffer is None and one.error == other.error
 
 
 def _add_link(gateway: Gateway, link: Link, undo: _Undo) -> None:

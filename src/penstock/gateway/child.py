@@ -23,6 +23,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ from penstock.gateway.place import Place
 
 BATCH = 256
 GRACE_MS = 3000
+EXIT_ON_FAILURE = 70  # the same as in process.py, which this does not load
 log = logging.getLogger("penstock.gateway.child")
 
 
@@ -92,7 +94,8 @@ class Child:
         self.unframer = carriage.Unframer()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.decoder = control.Decoder()
-        self.handled: Any = [0, 0, 0]  # handled, begun and failures told, or the counters that the gateway lent
+        # Handled, begun, failures told, whether to leave the rest, and expired; or the counters that the gateway lent.
+        self.handled: Any = [0, 0, 0, 0, 0]
         self.module: Any = None
         self.started = False
         self.broker: RemoteBroker | None = None
@@ -147,7 +150,7 @@ class Child:
                 self.attempt(control.Step.START, self.call, getattr(self.module, "start", lambda: None))
                 self.started = True  # messages that came before have waited for this
             elif isinstance(message, control.Destroy):
-                while self.module is not None and self.work():
+                while self.module is not None and not self.handled[3] and self.work():
                     pass
                 self.destroy()
                 return 0
@@ -211,12 +214,18 @@ class Child:
         """Hand over each of them, which stands for ``step`` messages."""
         handled, count = self.handled, self.handled[0]
         for what in all_:
+            if handled[3]:
+                return  # they are for the next process
             handled[1] = count + 1  # in hand from here on
             self.alone = max(0, self.alone - step)
             try:
-                result = receive(what)
-                if result is not None:
-                    self.finish(result)
+                young, expired = self.young(what) if self.unframer.expiries else (what, 0)
+                if expired < step:
+                    result = receive(young)
+                    if result is not None:
+                        self.finish(result)
+                if expired:
+                    handled[4] += expired
             except Exception as error:
                 self.alone = BATCH
                 reason = reason_of(error)
@@ -224,9 +233,17 @@ class Child:
                 handled[2] += 1  # before it counts as handled: who sees that knows how many failures were told
                 handled[0] = count + step
                 if self.exit_on_failure:
-                    os._exit(70)
+                    os._exit(EXIT_ON_FAILURE)
             count += step
             handled[0] = count
+
+    def young(self, what: Any) -> tuple[Any, int]:
+        """What of a message, or of several, may still be handled, and how many may not."""
+        expiries, now_ns = self.unframer.expiries, time.time_ns()
+        if isinstance(what, GatewayMessage):
+            return what, expiries.get(id(what), now_ns) < now_ns
+        kept = [message for message in what if expiries.get(id(message), now_ns) >= now_ns]
+        return kept, len(what) - len(kept)
 
     def skipped(self, error: ProtocolError) -> None:
         """Something came that is no message."""

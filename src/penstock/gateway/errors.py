@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from penstock._core.gateway import GatewayMessage
 from penstock.errors import PenstockError
@@ -38,12 +39,24 @@ class MessageFailed(ModuleError):
         self.given_back = given_back
 
 
+def give_back(module: Any, error: Exception, *messages: GatewayMessage) -> None:
+    """Tell that ``module`` failed at these messages of a batch, and at no others. Whatever fails the whole batch comes
+    before this: they would fail twice."""
+    if module.on_failure is None:
+        raise error
+    module.on_failure(MessageFailed(reason_of(error), given_back=[(message, 1) for message in messages]))
+
+
 class StepFailed(ModuleError):
     """A module failed in a step other than ``receive``, in its process or on a thread of its own, and goes on."""
 
     def __init__(self, text: str, step: str) -> None:
         super().__init__(text)
         self.step = step
+
+
+class EndedByFailure(ModuleError):
+    """A module's process ended because of a failure that was told and counted before: no other failure."""
 
 
 class DrainError(PenstockError, TimeoutError):

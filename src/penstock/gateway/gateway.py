@@ -42,6 +42,7 @@ log = logging.getLogger("penstock.gateway")
 EXIT_TIMEOUT_S = 5.0
 LAST_WORDS_S = 0.25  # for the callbacks of what happened while modules were destroyed
 START_S = 30.0  # for start of all modules, and of one that is added later
+REPLACE_S = 10.0  # for stop and destroy of a module that is replaced
 UNDO_S = 10.0  # for destroying a module whose adding failed
 _live: weakref.WeakSet[Gateway] = weakref.WeakSet()
 Registration = tuple[Event, Callback] | tuple[Event, Callback, Any]
@@ -88,6 +89,7 @@ class Gateway:
         self._dotted: set[str] = set()  # names of modules that could be names of outputs
         self._ended: list[ModuleInfo] = []  # at the end: how it was
         self._started = self._closed = False
+        self._all_handled = True  # by the end
         _live.add(self)
         try:
             for registration in callbacks:
@@ -196,13 +198,14 @@ class Gateway:
 
     def destroy(self, timeout: float | None = 10.0) -> bool:
         """Stop and drain in link order, then end everything, all within ``timeout`` seconds (half a second at least).
-        Whether nothing was lost: what was not handled is dropped, counted and logged, unless a durable source keeps it
-        (``stored``). A module that does not come back in time
-        is abandoned: told, counted (``abandoned``), and never called again. An exception while it waits for what is
-        queued (Ctrl-C) ends the waiting; it is raised when all the rest is done."""
+        True exactly when from then on no message was lost and nobody abandoned: what was not handled is dropped,
+        counted and logged, unless a durable source keeps it (``stored``). What a module publishes after its ``stop`` is
+        refused. A module that does not come back in time is abandoned: told, counted (``abandoned``), and never called
+        again. An exception while it waits for what is queued (Ctrl-C) ends the waiting; it is raised when all the rest
+        is done."""
         with self._lock:
             if self._closed:
-                return True
+                return self._all_handled
             self._closed = True
             kept = list(self._kept.values())
         ending = Ending.within(timeout)
@@ -213,11 +216,11 @@ class Gateway:
         interrupted: BaseException | None = None
         try:
             self.draining = True
-            drained = self._drain_all(ending)
+            self._drain_all(ending)
             self.draining = False
         except BaseException as error:
             self.draining = False
-            interrupted, drained, ending = error, False, Ending.within(0)
+            interrupted, ending = error, Ending.within(0)
             self._drop_all(drain_order(self._table.graph()), ending)
         self._keeper.close()
         self._events.tell(Event.DESTROYED)
@@ -232,14 +235,16 @@ class Gateway:
         self.broker.dec_ref()
         lost = sum(worker.lost_at_end for worker in workers) - lost_before
         if lost:
-            log.warning("%d messages were not handled by the end; they are dropped and counted", lost)
+            what = "message was" if lost == 1 else "messages were"
+            log.warning("%d %s not handled by the end: dropped and counted", lost, what)
+        self._all_handled = not self.abandoned and lost == 0
         if interrupted is not None:
             raise interrupted
-        return not self.abandoned and (drained or lost == 0)
+        return self._all_handled
 
     close = destroy
 
-    def _drain_all(self, ending: Ending) -> bool:
+    def _drain_all(self, ending: Ending) -> None:
         """Sources first: who comes later in link order is fed only by who has been stopped and emptied."""
         groups = drain_order(self._table.graph())
         for index, group in enumerate(groups):
@@ -248,8 +253,7 @@ class Gateway:
             # Asked again: a process that died may have been replaced meanwhile.
             if not (drained and self.broker.stop_all(self._modules_of((group,)), ending)):
                 self._drop_all(groups[index:], ending)
-                return False
-        return True
+                return
 
     def _drop_all(self, groups: Iterable[tuple[str, ...]], ending: Ending) -> None:
         """Everybody at once: nothing waits for anything any more, and what is queued is dropped."""
@@ -419,6 +423,36 @@ class Gateway:
                     self._add_link(link)
             raise
 
+    def _halt(self, name: str) -> bool:
+        """Stop and destroy a module that ``_put`` replaces: what comes for it waits. False: it did not come back."""
+        kept = self._find(name)
+        worker = self.broker.worker_of(kept.module)
+        if worker.mine:
+            raise StateError(f"module {kept.shown!r} cannot be replaced by itself; apply the change on another thread")
+        ending = Ending.within(REPLACE_S)
+        order = worker.post(functools.partial(self._keeper.halt, kept, worker), in_backoff=True)
+        if not order.wait(ending.drained_by) and hasattr(kept.module, "kill"):
+            kept.module.kill()
+        return order.wait(ending.over_by)
+
+    def _put(self, entry: ModuleEntry, made: Recipe | None = None) -> None:
+        """Put another module in the place of one that was halted: same name, queue and links. It is started later."""
+        old = self._find(entry.name)
+        new = Kept(made or recipe(entry, self._loaders), entry.restart, entry.stuck_after_s, entry)
+        worker = self.broker.worker_of(old.module)
+        was_durable = worker.is_durable
+        self._keeper.put(old, new, worker)
+        with self._lock:
+            self._kept[entry.name] = new
+            if worker.is_durable is not was_durable:  # its links deliver otherwise then
+                sources = self._table.sources_within(entry.name)
+                for source in sources:
+                    self._joined.pop(source, None)
+                self._sync(sources)
+            touched = [link for link in self._table.links if entry.name in (self._table.owner(link.source), link.sink)]
+        for link in touched:
+            self._check_types(link)
+
     def pause(self, name: str) -> None:
         """Let a module receive nothing until ``resume``; what comes for it waits, as its queue says. Its removal and
         the end of the gateway resume it."""
@@ -578,6 +612,14 @@ class Gateway:
             for name in opened:
                 self._remove_quietly(name)
             raise
+        self._changed()
+
+    def _change_link(self, link: Link) -> None:
+        """Give a link another filter or other options; nothing that is published meanwhile misses it."""
+        with self._lock:
+            self._check()
+            self._table.add(link)
+            self._sync([*self._table.names] if link.source == STAR else (link.source,))
         self._changed()
 
     def remove_link(self, source: str, sink: str) -> None:

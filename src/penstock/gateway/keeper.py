@@ -20,7 +20,7 @@ from typing import Any
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.broker import ModuleBroker
 from penstock.gateway.configuration import ModuleEntry
-from penstock.gateway.errors import BrokerError, MessageFailed, StepFailed, reason_of
+from penstock.gateway.errors import BrokerError, EndedByFailure, MessageFailed, StepFailed, reason_of
 from penstock.gateway.events import Event
 from penstock.gateway.loaders import Recipe
 from penstock.gateway.supervision import Policy, Restart, Supervisor
@@ -31,6 +31,7 @@ LOOK_S = 0.25
 #: For modules with a thread or process of their own, where nobody chose: what died is made anew, for ever.
 UNLESS_CHOSEN = Restart(Policy.ON_FAILURE, limit=None)
 log = logging.getLogger("penstock.gateway")
+Left = tuple[GatewayMessage, int]  # with the times it was tried
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Kept:
     module: Any = None
     started: bool = False
     removing: bool = False
+    left: list[Left] | None = None  # what a process has not handled, for the next one
     supervisor: Supervisor = field(init=False)
     throttle: Throttle = field(init=False)
 
@@ -180,7 +182,8 @@ class Keeper:
     def _handle_outside(self, kept: Kept, worker: Worker, module: Any, step: str, error: BaseException) -> None:
         # Else its own worker was first and counted it, or it was to end.
         if kept.module is module and worker.life in (Life.MADE, Life.RUNNING):
-            worker.count_failure()
+            if not isinstance(error, EndedByFailure):
+                worker.count_failure()
             self.failed(worker, step, error)
 
     def _restart(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
@@ -194,19 +197,25 @@ class Keeper:
             worker.owed = 0
 
     def _restart_by_policy(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
-        left: list[GatewayMessage] | None = None  # what a process has not handled, for the next one
+        # What a dead process had in hand is lost at once, not when the next one is made.
+        kept.left = self._unhandled(kept, worker) if getattr(kept.module, "dead", None) is not None else None
         while True:
-            self._told(kept, step, error)
+            if isinstance(error, EndedByFailure):
+                kept.supervisor.failures -= 1  # it was noted and told when it happened
+            else:
+                self._told(kept, step, error)
             delay_s = kept.supervisor.failed(time.monotonic())
-            if delay_s is None or worker.ending.wait(delay_s):
-                self._left(kept, worker, step, left)
+            ending = delay_s is None or worker.wait_to_restart(delay_s)
+            if kept.module is None:
+                return  # it was replaced meanwhile
+            if ending:
+                self._left(kept, worker, step, kept.left)
                 return
             if not worker.destroyed:
                 self._destroy(kept, worker)
-                if left is None or getattr(kept.module, "sent", 0) > 0:
-                    left = self._unhandled(kept, worker)
+                self._note_left(kept, worker)
             try:
-                if self._anew(kept, worker, left or []):
+                if self._anew(kept, worker, kept.left or []):
                     self._tell(Event.MODULE_RESTARTED, kept.shown)
                 return
             except Exception as failure:
@@ -224,7 +233,7 @@ class Keeper:
         finally:
             worker.busy_since = None
 
-    def _anew(self, kept: Kept, worker: Worker, left: list[GatewayMessage]) -> bool:
+    def _anew(self, kept: Kept, worker: Worker, left: list[Left]) -> bool:
         """A new module in the place of the old one: same name, id, queue, links. False when that has been removed."""
         new = kept.recipe.make(self._broker)
         self._kept.pop(id(kept.module), None)
@@ -242,15 +251,49 @@ class Keeper:
             worker._begin()
         if left:
             worker.counters.add("redelivered", len(left))
-            new.receive_many(left)
+            new.resend(left)
         return True
 
-    def _unhandled(self, kept: Kept, worker: Worker) -> list[GatewayMessage]:
+    # ---- replacement by another module
+
+    def halt(self, kept: Kept, worker: Worker) -> None:
+        """Stop and destroy a module, on its worker, which then waits for the next one (``put``) and its start."""
+        worker.between = worker.life in (Life.RUNNING, Life.FAILED)
+        if not worker.destroyed:
+            if hasattr(kept.module, "leave_rest"):
+                kept.module.leave_rest()
+            if worker.between:
+                for step in ("stop", "end"):
+                    worker._step(step)
+            self._destroy(kept, worker)
+            self._note_left(kept, worker)
+            worker.owed = len(kept.left or ())
+
+    def put(self, old: Kept, new: Kept, worker: Worker) -> None:
+        """Make the module of ``new`` and put it in the place of that of ``old``, which has been halted."""
+        module = new.recipe.make(self._broker)
+        self._broker.replace_module(old.module, module)
+        self.forget(old)
+        old.module = None
+        new.take(module)
+        self._watch(new)
+        worker.life = Life.MADE
+        worker.counters.state("")
+        worker.take_over(old.left or [])
+        worker.owed = 0
+
+    def _note_left(self, kept: Kept, worker: Worker) -> None:
+        """Note what the module's process leaves. One that was sent nothing does not know; the one before it does."""
+        module = kept.module
+        if kept.left is None or (getattr(module, "sent", 0) > 0 and not module.accounted):
+            kept.left = self._unhandled(kept, worker)
+
+    def _unhandled(self, kept: Kept, worker: Worker) -> list[Left]:
         """What a process that ended leaves; the message in its hand is lost, and counted."""
         module = kept.module
         if not hasattr(module, "unhandled"):
             return []
-        left: list[GatewayMessage] = module.unhandled()
+        left: list[Left] = module.unhandled()
         module.accounted = True
         lost = module.sent - module.handled - len(left)
         if lost:
@@ -262,7 +305,7 @@ class Keeper:
         """Count what left the queue and was not handled in its process."""
         worker.lose_taken(count)
 
-    def _left(self, kept: Kept, worker: Worker, step: str, left: list[GatewayMessage] | None) -> None:
+    def _left(self, kept: Kept, worker: Worker, step: str, left: list[Left] | None) -> None:
         """It is not made anew. What was left for the next one is lost, and so is what comes, if it cannot receive."""
         if step not in {"receive", "run"}:
             module = kept.module
@@ -307,9 +350,11 @@ class Keeper:
             step, seconds = worker.doing, worker.seconds_in_step(now)
             if hasattr(kept.module, "seconds_in_hand") and step != "start":
                 step, seconds = "receive", kept.module.seconds_in_hand(now)
+                if (still_s := kept.module.seconds_still(now)) > seconds:
+                    step, seconds = "no call, and its process stands still while messages wait,", still_s
             is_stuck = kept.stuck_after_s is not None and seconds > kept.stuck_after_s
             if is_stuck and not worker.stuck:
-                worker.counters.state(f"stuck in {step}")
+                worker.counters.state(f"stuck in {step}".rstrip(","))
                 log.warning("module %r has been in %s for %.1f s", kept.shown, step, seconds)
                 self._tell(Event.MODULE_STUCK, (kept.shown, seconds))
                 if hasattr(kept.module, "seconds_in_hand"):

@@ -1,4 +1,4 @@
-"""The args of the MQTT modules, and the client that is made of them.
+"""The args of the MQTT modules, the client that is made of them, and how it publishes.
 
 They are checked before anything runs: what the client cannot do would end its own thread, and nobody would hear of it.
 """
@@ -6,9 +6,12 @@ They are checked before anything runs: what the client cannot do would end its o
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock._core.gateway import GatewayMessage
 from penstock.gateway.module import options
 
 COMMON = {"host": "127.0.0.1", "port": 1883, "client_id": None, "username": None, "password": None, "tls": None,
@@ -77,3 +80,28 @@ def client_of(given: dict[str, Any], client_id: str, clean: bool, **more: Any) -
         client.will_set(**given["will"])
     client.reconnect_delay_set(1, 30)
     return client
+
+
+def publish_all(
+    client: Any, given: dict[str, Any], messages: Sequence[GatewayMessage]
+) -> list[tuple[Exception, GatewayMessage]]:
+    """Publish messages together and wait for the server's word; gives those that failed."""
+    sent: list[tuple[GatewayMessage, Any]] = []
+    failures: list[tuple[Exception, GatewayMessage]] = []
+    for message in messages:
+        topic = re.sub(r"{(.*?)}", lambda m, p=message.properties: p.get(m[1], "-"), given["topic"])  # type: ignore[misc]
+        try:
+            sent.append((message, client.publish(topic, bytes(message), given["qos"], given["retain"])))
+        except ValueError as error:  # no topic to publish to, or too large
+            failures.append((error, message))
+    end = time.monotonic() + given["timeout_s"]
+    for message, info in sent:
+        try:
+            if given["qos"]:
+                info.wait_for_publish(max(0.001, end - time.monotonic()))
+            if not info.is_published() and given["qos"]:  # it raises where there is no connection any more
+                where = f"{given['host']}:{given['port']}"
+                raise TimeoutError(f"{where} has not confirmed a message in {given['timeout_s']} s")
+        except (ValueError, RuntimeError, TimeoutError) as error:
+            failures.append((error, message))
+    return failures

@@ -37,14 +37,16 @@ from penstock._core.gateway import GatewayMessage
 from penstock.errors import ClosedError, PenstockError
 from penstock.gateway import carriage, control
 from penstock.gateway.configuration import ModuleEntry, imported
-from penstock.gateway.errors import BrokerError, MessageFailed, ModuleError, StepFailed
+from penstock.gateway.errors import BrokerError, EndedByFailure, MessageFailed, ModuleError, StepFailed
 from penstock.gateway.module import Module, Outlet, refuse_generators
 from penstock.gateway.place import Place
+from penstock.gateway.stillness import Stillness
 from penstock.gateway.supervision import Policy
 from penstock.throttle import Throttle
 
 BATCH = 256
 START_LOOK_S = 0.1
+EXIT_ON_FAILURE = 70  # the status of a process that ends to be started again after a failure
 log = logging.getLogger("penstock.gateway")
 _numbers = itertools.count(1)
 
@@ -125,6 +127,8 @@ class ProcessModule(Module):
 
     restarts = True
     accounted = False  # set when its unhandled messages have been counted
+    #: Set by its worker: until when each of some messages may be handled, in nanoseconds since 1970; None: for ever.
+    expiries: Callable[[Sequence[GatewayMessage]], list[int | None] | None] | None = None
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -139,8 +143,9 @@ class ProcessModule(Module):
         self._closing = threading.Event()
         self._closed = self._pumping = self._abandoned = False
         self._handing_over = threading.Lock()  # decides which of the two threads closes everything
-        self._handled = self._begun = 0
+        self._handled = self._begun = self.expired = 0
         self._seen_handled, self._seen_s = -1, 0.0
+        self._stillness = Stillness()
         self._passes = 0  # how often the pump has read everything
         self.dead: BaseException | None = None
         self._answered = threading.Event()  # set when the process has answered start, or will not any more
@@ -227,31 +232,43 @@ class ProcessModule(Module):
                     self._first += len(self._window.popleft()[0])
             self._window.append((messages, tries))
             self.sent += len(messages)
-        if self.dead is not None:
-            raise ModuleError(f"module {self.name!r}: {self.dead}") from self.dead
+        self._check_alive()
         try:
-            self._publisher.publish_many(carriage.framed(messages, self._slot_bytes))
+            expiries = self.expiries(messages) if self.expiries is not None and self._launch.kind is not None else None
+            self._publisher.publish_many(carriage.framed(messages, self._slot_bytes, expiries))
         except ClosedError:
             if self.dead is None:
                 raise
-        if self.dead is not None:  # it died while this waited; the next process gets them from the window
-            raise ModuleError(f"module {self.name!r}: {self.dead}") from self.dead
+        self._check_alive()  # it may have died while this waited; the next process gets them from the window
+
+    def _check_alive(self) -> None:
+        if self.dead is not None:
+            kind = EndedByFailure if isinstance(self.dead, EndedByFailure) else ModuleError
+            raise kind(f"module {self.name!r}: {self.dead}") from self.dead
 
     @property
     def handled(self) -> int:
         """Messages that the process has handled."""
         if not self._closed:
-            self._handled = int.from_bytes(self._counter[:8], sys.byteorder)
-            self._begun = int.from_bytes(self._counter[8:16], sys.byteorder)
-            self._failures_told = int.from_bytes(self._counter[16:24], sys.byteorder)
+            with contextlib.suppress(ValueError):  # another thread has closed it meanwhile
+                self._handled = int.from_bytes(self._counter[:8], sys.byteorder)
+                self._begun = int.from_bytes(self._counter[8:16], sys.byteorder)
+                self._failures_told = int.from_bytes(self._counter[16:24], sys.byteorder)
+                self.expired = int.from_bytes(self._counter[32:40], sys.byteorder)
         return self._handled
 
-    def unhandled(self) -> list[GatewayMessage]:
-        """What a process that has died leaves for the next one: everything sent after the message in hand."""
+    def resend(self, left: Sequence[tuple[GatewayMessage, int]]) -> None:
+        """Send what another process left (``unhandled``), each for the time that it was sent there."""
+        for tries, several in itertools.groupby(left, key=lambda one: one[1]):
+            self._send_messages([message for message, _ in several], tries)
+
+    def unhandled(self) -> list[tuple[GatewayMessage, int]]:
+        """What a process that has died leaves for the next one: everything sent after the message in hand, with the
+        times it was tried, this one included."""
         done = self.handled
         in_hand = 1 if self._begun > done else 0
         with self._window_lock:
-            return [message for message, _ in self._sent_from(done + in_hand)]
+            return list(self._sent_from(done + in_hand))
 
     def _sent_from(self, number: int) -> Iterator[tuple[GatewayMessage, int]]:
         """The messages of the window from a number on, with their tries. Called under its lock."""
@@ -295,6 +312,22 @@ class ProcessModule(Module):
         if (self._begun <= done and not self._starting) or done != self._seen_handled or self.dead is not None:
             self._seen_handled, self._seen_s = done, now_s
         return now_s - self._seen_s
+
+    def seconds_still(self, now_s: float) -> float:
+        """For how long the process has stood still outside of a call while messages waited, as far as callers of this
+        have observed. Of programs of another kind nobody knows what they have handled."""
+        done = self.handled
+        if self.process is None or self._launch.kind is None or self.dead is not None or self._closing.is_set():
+            return 0.0
+        if self.sent <= done or self._begun > done or self._starting:
+            self._stillness.clear()
+            return 0.0
+        return self._stillness.look(self.process.pid, now_s, done)
+
+    def leave_rest(self) -> None:
+        """Let the process handle nothing after the message in its hand: the others are for the next one."""
+        if not self._closed:
+            self._counter[24:32] = (1).to_bytes(8, sys.byteorder)
 
     def kill(self) -> None:
         """End the process by force, without waiting for anything."""
@@ -531,7 +564,11 @@ class ProcessModule(Module):
                 return ModuleError("its process has detached itself")
             if isinstance(message, control.Reply):
                 self._take_reply(message)
-        return None if data else ModuleError(f"its process ended{self._status()}")
+        if data:
+            return None
+        status = self._status()
+        told = self._launch.exit_on_failure and self._failures_heard and status == f" (status {EXIT_ON_FAILURE})"
+        return (EndedByFailure if told else ModuleError)(f"its process ended{status}")
 
     def _take_reply(self, reply: control.Reply) -> None:
         error = None

@@ -22,6 +22,7 @@ import functools
 import heapq
 import inspect
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -34,7 +35,7 @@ from penstock._core.gateway import GatewayMessage, Port
 from penstock.bus import QueueSubscriber
 from penstock.errors import ClosedError
 from penstock.gateway.bounds import Bound
-from penstock.gateway.errors import reason_of
+from penstock.gateway.errors import EndedByFailure, reason_of
 from penstock.gateway.filters import Predicate
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
 from penstock.gateway.losses import note_loss, number_aside
@@ -91,10 +92,12 @@ class Deadline:
 
 
 class Order:
-    """Something for a worker's thread to do; ``error`` is what it raised."""
+    """Something for a worker's thread to do; ``error`` is what it raised. ``in_backoff``: also while the thread waits
+    before it makes a failed module anew."""
 
-    def __init__(self, function: Callable[[], object]) -> None:
+    def __init__(self, function: Callable[[], object], in_backoff: bool = False) -> None:
         self.function = function
+        self.in_backoff = in_backoff
         self.error: BaseException | None = None
         self._done = threading.Event()
 
@@ -144,6 +147,11 @@ class Joint:
     options: LinkOptions
     bound: Bound | None = None
 
+    @classmethod
+    def of(cls, accepts: Predicate | None, options: LinkOptions) -> Joint:
+        """With the bound that the options ask for."""
+        return cls(accepts, options, Bound(options) if options.bounded else None)
+
     @property
     def predicate(self) -> Predicate | None:
         """What the port asks before a message is queued."""
@@ -170,6 +178,7 @@ class Worker:
         self.output = Output(self, name, port)
         self.outputs: dict[str, Output] = {}  # the named ones
         self.queue = queue
+        self.timeout_s = math.inf  # for which its queue lets a publisher wait
         self.counters = Counters("gateway", "module", name)
         self._counting = threading.Lock()  # the thread counts after each batch, whoever watches it in the midst of one
         self.sources: dict[Output, Joint] = {}
@@ -191,11 +200,13 @@ class Worker:
         self.gone = 0  # handled, which is to say stored, and lost before they came out of the store
         self.doing = ""  # the step that the module is in
         self.busy_since: float | None = None
-        self.expired = 0  # of what was taken: had waited too long
+        self._expired = 0  # of what was taken: had waited too long
         self.overflowed_before = 0  # kept out by the bounds of links that are no more
         self.stuck = False
         self.removing = False
         self.paused = False
+        self.between = False  # another module is to come and to be started; until then everything waits
+        self._holding = False
         self.destroyed = False  # the module was destroyed, and another one is to come
         self.owed = 0  # messages left by a process that died, until the next one has them
         self.ending = threading.Event()  # waits of the module's supervision end when it is set
@@ -206,22 +217,29 @@ class Worker:
         self._woken = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ident = 0  # of the thread
-        self._counted = 0  # messages that were taken when it was last counted
+        self._counted = self._counted_handled = 0  # messages taken and handled when it was last counted
+        self._handing_over = 0  # messages that are on their way to the module's process
         self._seen, self._seen_s = 0, 0.0  # how far it had come when somebody last looked
         self._backlog_told = 0
         self._throttle = Throttle(log)
+        self._receive_again: Callable[[GatewayMessage, int], Any] | None = None
+        self.module: Any = module
         self.adopt(module)
         self.thread = threading.Thread(target=self._run, name=f"module {name}", daemon=True)
 
     def adopt(self, module: Any) -> None:
         """Hand everything from now on to ``module``."""
+        if self._receive_again is not None:
+            self._expired += self.module.expired
         self.module = module
         self.destroyed = self._stopped = False
         self._receive: Callable[[GatewayMessage], Any] = self._awaited(module.receive)
         many = getattr(module, "receive_many", None)
         self._receive_many: Callable[[Sequence[GatewayMessage]], Any] | None = many and self._awaited(many)
         # Of a module in its own process, which tells later what failed, and keeps what it was sent until then.
-        self._receive_again: Callable[[GatewayMessage, int], Any] | None = getattr(module, "receive_again", None)
+        self._receive_again = getattr(module, "receive_again", None)
+        if self._receive_again is not None:
+            module.expiries = self._expiries
 
     def _awaited(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not inspect.iscoroutinefunction(function):
@@ -253,8 +271,23 @@ class Worker:
 
     @property
     def handled(self) -> int:
-        """Messages that the module has handled (or failed at), without those that it let go of."""
-        return max(0, self.taken - self.lost - self.stored - self.expired - self.filtered)
+        """Messages at which ``receive`` has returned, or that went to the error link; without those that the module let
+        go of."""
+        tried_again = len(self.given_back) + len(self.aside)
+        done = self.taken + self._handing_over - self.at_process - tried_again
+        return max(0, done - self.lost - self.stored - self.expired - self.filtered)
+
+    @property
+    def expired(self) -> int:
+        """Messages that had waited too long, in the module's process too."""
+        return self._expired + (self.module.expired if self._receive_again is not None else 0)
+
+    @property
+    def at_process(self) -> int:
+        """Messages that the module's process has got and not handled, or that a process which died has left."""
+        module = self.module
+        known = module.sent - module.handled if self._receive_again is not None and not module.accounted else 0
+        return max(known, self.owed)
 
     @property
     def waiting(self) -> int:
@@ -271,8 +304,11 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing is being done."""
-        return self.waiting == 0 and self.busy_since is None and not self.owed
+        """Nothing waits, nobody waits for room in its queue, and nothing is being done."""
+        taken = self.taken
+        matched, _, dropped, _, _ = self.queue._counts()
+        coming = matched - sum(dropped.values()) - taken
+        return not (coming > 0 or self.given_back or self.aside or self.busy_since is not None or self.owed)
 
     @property
     def over(self) -> bool:
@@ -299,9 +335,9 @@ class Worker:
         """Begin the thread; it waits for orders."""
         self.thread.start()
 
-    def post(self, function: Callable[[], object]) -> Order:
+    def post(self, function: Callable[[], object], *, in_backoff: bool = False) -> Order:
         """Have the thread carry out ``function`` between two messages."""
-        order = Order(function)
+        order = Order(function, in_backoff)
         self._orders.append(order)
         self._woken.set()
         self.queue.interrupt()
@@ -352,7 +388,12 @@ class Worker:
         self.life = Life.ABANDONED
         self.ending.set()
         self.queue.close()
-        self.lose(self.waiting, "closed")
+        _, delivered, _, _, _ = self.queue._counts()  # what was queued, or on its way there, is dropped with the queue
+        self.lose(delivered - self.taken, "closed")
+        tried_again, self.aside = len(self.given_back) + len(self.aside), []
+        self.given_back.clear()
+        if tried_again:
+            self.lose_taken(tried_again, "closed")
         self.post(lambda: None)  # between two messages, it finds out
         return True
 
@@ -494,14 +535,16 @@ class Worker:
             self._woken.clear()
 
     def _hold(self) -> None:
-        """Carry out orders alone while it is paused."""
+        """Carry out orders alone while it is paused, or between two modules."""
         held, self.busy_since = self.busy_since is not None, None
-        while self.paused and not self.over:
+        self._holding = True
+        while (self.paused or self.between) and not self.over:
             if self._orders:
                 self._obey()
             else:
                 self._woken.wait()
                 self._woken.clear()
+        self._holding = False
         if held:
             self.busy_since = time.monotonic()
 
@@ -510,6 +553,32 @@ class Worker:
             if self.life is Life.ABANDONED:
                 raise _Abandoned
             self._orders.popleft().run()
+        if self.between and not self._holding:
+            self._hold()
+
+    def wait_to_restart(self, seconds: float) -> bool:
+        """Wait before a failed module is made anew, on the worker's thread; whether it is to end instead. A
+        replacement by somebody else ends the wait."""
+        deadline = Deadline(seconds)
+        while not deadline.passed and not self.ending.is_set():
+            order = next((order for order in list(self._orders) if order.in_backoff), None)
+            if order is not None:
+                self._orders.remove(order)
+                order.run()
+                if self.between:
+                    self._hold()
+                break
+            self._woken.wait(deadline.left_s)
+            self._woken.clear()
+        return self.ending.is_set()
+
+    def take_over(self, left: Sequence[tuple[GatewayMessage, int]]) -> None:
+        """Hand what the process of the module before had not handled to this one, before any other."""
+        waiting = sorted(one for one in self.aside if not one.tries)  # of the module before that one
+        first = [*left, *((one.message, 1) for one in waiting)]
+        self.aside = [one for one in self.aside if one.tries]
+        self.aside += [Aside(0.0, number_aside(), tries - 1, message) for message, tries in first]
+        heapq.heapify(self.aside)
 
     def _read(self) -> Sequence[Any]:
         wait_s = None
@@ -517,6 +586,8 @@ class Worker:
             self._lose_aside("error")
         if self.aside:
             self._retry_due()
+            if self._orders:
+                return ()  # what comes next may have to wait for what is left aside
             wait_s = max(0.0, self.aside[0].due_s - time.monotonic()) if self.aside else 0.0
             if self._receive_again is not None and len(self.aside) >= MAX_ASIDE:
                 self._pause(wait_s)
@@ -550,8 +621,10 @@ class Worker:
             if taken != self._counted:
                 self._counted = taken
                 self.counters.set("last_ns", time.time_ns())
+            self._counted_handled = max(self._counted_handled, handled)  # a look in the midst of a hand-over is off
             self.counters.set("matched", taken)
-            self.counters.set("delivered", handled)
+            self.counters.set("expired", self.expired)
+            self.counters.set("delivered", self._counted_handled)
             self.counters.set("bytes", self.queue.delivered_bytes)
             self.counters.set("depth", self.queue.queued)
 
@@ -561,6 +634,7 @@ class Worker:
         end = self.taken + len(batch)
         if self._receive_many is not None:
             keeps = self._receive_again is not None
+            self._handing_over = len(batch) if keeps else 0
             try:
                 self._receive_many(batch)
             except BaseException as error:
@@ -568,12 +642,14 @@ class Worker:
                     self._fail("receive", error)  # the next process gets them, or they are counted where that ends
                 else:
                     self._batch_failed(batch, error)
+            self._handing_over = 0
             self.taken += len(batch)
         else:
             orders, receive, special = self._orders, self._receive, self.special
             for message in batch:
                 if orders:
                     self._obey()
+                    self._catch_up()
                     receive = self._receive
                     if self.life is not Life.RUNNING:
                         break
@@ -591,6 +667,16 @@ class Worker:
         self._receiving(0)
         self.lose(end - self.taken, "closed" if self.life is not Life.FAILED else "error")
         self.busy_since = None
+
+    def _catch_up(self) -> None:
+        """In the midst of a batch: hand over first what a replaced module's process has left."""
+        if not self.aside or self.aside[0].tries:
+            return
+        while self.aside and not self.aside[0].tries and self.life is Life.RUNNING:
+            self._retry_due()
+            self._obey()
+        self.doing, self.busy_since = "receive", time.monotonic()
+        self._receiving(self._ident)
 
     # ---- messages that fail
 
@@ -613,42 +699,59 @@ class Worker:
         ttl_s = joint.options.ttl_s if joint is not None else None
         if ttl_s is None or time.time_ns() - message.timestamp_ns <= ttl_s * 1e9:
             return False
-        self.expired += 1
-        self.counters.add("expired")
+        self._expired += 1
         return True
 
-    def _message_failed(self, message: GatewayMessage, error: BaseException) -> None:
-        joint = self.joints.get(message.id)
-        self._fail("receive", error)
-        if joint is None or joint.options.delivery is not Delivery.AT_LEAST_ONCE:
-            self._give_up(message, error, 1, lost=0)  # ``failed`` has counted it
+    def _expiries(self, messages: Sequence[GatewayMessage]) -> list[int | None] | None:
+        """Until when each of them may be handled, for the module's process; None: all of them for ever."""
+        if not self.special:
+            return None
+        ttls = [self._options_of(message).ttl_s for message in messages]
+        if not any(ttls):
+            return None
+        return [
+            None if ttl_s is None else message.timestamp_ns + int(ttl_s * 1e9)
+            for message, ttl_s in zip(messages, ttls, strict=True)
+        ]
+
+    def _is_tried_again(self, message: GatewayMessage, error: BaseException, tries: int) -> bool:
+        """What becomes of a message that failed for the ``tries``-th time, whatever the loader: False where it is
+        given up (to the error link, or lost), kept by its source, or nobody is there to try it; it is counted then."""
+        options = self._options_of(message)
+        most = options.max_tries
+        if options.delivery is not Delivery.AT_LEAST_ONCE or (most is not None and tries >= most):
+            self._give_up(message, error, tries)
         elif message.id in self.lets_go:
             self.leave(1)
-        elif joint.options.ordered or len(self.aside) >= MAX_ASIDE:
-            self._retry_here(message, error, joint.options)
+        elif self.over or self.ending.is_set() or self.life is Life.FAILED:
+            self.lose_taken(1, "error" if self.life is Life.FAILED else "closed")
         else:
-            self._put_aside(message, error, joint.options, 1, number_aside())
+            return True
+        return False
 
-    def _put_aside(
-        self, message: GatewayMessage, error: BaseException, options: LinkOptions, tries: int, number: int
-    ) -> None:
-        if options.max_tries is not None and tries >= options.max_tries:
-            self._give_up(message, error, tries)
+    def _options_of(self, message: GatewayMessage) -> LinkOptions:
+        joint = self.joints.get(message.id)
+        return joint.options if joint is not None else DEFAULT
+
+    def _message_failed(self, message: GatewayMessage, error: BaseException) -> None:
+        self._fail("receive", error)
+        if not self._is_tried_again(message, error, 1):
+            return
+        options = self._options_of(message)
+        if options.ordered or len(self.aside) >= MAX_ASIDE:
+            self._retry_here(message, error, options)
         else:
-            heapq.heappush(self.aside, Aside(time.monotonic() + backoff_s(options, tries), number, tries, message))
+            self._put_aside(message, 1, number_aside())
+
+    def _put_aside(self, message: GatewayMessage, tries: int, number: int) -> None:
+        due_s = time.monotonic() + backoff_s(self._options_of(message), tries)
+        heapq.heappush(self.aside, Aside(due_s, number, tries, message))
 
     def _take_back(self) -> None:
         while self.given_back:
             message, tries, error = self.given_back[0]  # there until it is put aside: whoever waits for it looks here
-            joint = self.joints.get(message.id)
-            if joint is None or joint.options.delivery is not Delivery.AT_LEAST_ONCE:
-                self._give_up(message, error, tries)
-            elif self.over or self.life is Life.FAILED:
-                self.lose_taken(1, "closed" if self.over else "error")
-            elif message.id in self.lets_go:
-                self.leave(1)
-            else:
-                self._put_aside(message, error, joint.options, tries, number_aside())
+            if self._is_tried_again(message, error, tries):
+                self._put_aside(message, tries, number_aside())
             self.given_back.popleft()
 
     def _retry_due(self) -> None:
@@ -672,71 +775,48 @@ class Worker:
             self._receiving(0)
             self.resent += 1
             self.counters.add("redelivered")
-            joint = self.joints.get(one.message.id)
             if self.aside and self.aside[0] is one:  # else it was left or lost meanwhile, and counted
-                if failed is not None:
-                    options = joint.options if joint is not None else DEFAULT
-                    self._put_aside(one.message, failed, options, one.tries + 1, one.number)
+                if failed is not None and self._is_tried_again(one.message, failed, one.tries + 1):
+                    self._put_aside(one.message, one.tries + 1, one.number)
                 heapq.heappop(self.aside)  # last: whoever waits for it finds it here, or its dead letter in a queue
             self.busy_since = None
 
     def _retry_here(self, message: GatewayMessage, error: BaseException, options: LinkOptions) -> None:
         """Try again until it is handled or given up; those behind it wait."""
-        failed: BaseException | None = error
         tries = 1
-        while failed is not None and self.life is Life.RUNNING:
-            if options.max_tries is not None and tries >= options.max_tries:
-                self._give_up(message, failed, tries)
-                return
+        while True:
             self.busy_since = None
             self._wait_for_try(backoff_s(options, tries), [message])
-            if message.id in self.lets_go:
-                self.leave(1)
-                return
-            if self.ending.is_set() or self.life is not Life.RUNNING:
-                break
-            if self._has_expired(message):
+            if not self._is_tried_again(message, error, tries) or self._has_expired(message):
                 return
             if not options.ordered and len(self.aside) < MAX_ASIDE:  # there is room again: those behind it go on
                 heapq.heappush(self.aside, Aside(time.monotonic(), number_aside(), tries, message))
                 return
             tries += 1
             self.doing, self.busy_since = "receive", time.monotonic()
+            self.counters.add("redelivered")
             try:
                 self.call(self._receive, message)
-                failed = None
+                return
             except BaseException as again:
-                failed = again
+                error = again
                 self._fail("receive", again)
-            self.counters.add("redelivered")
-        if failed is not None:
-            self.lose_taken(1, "closed")
+            if not self._is_tried_again(message, error, tries):
+                return
 
     def _batch_failed(self, batch: Sequence[GatewayMessage], error: BaseException) -> None:
         """What must be delivered is tried again, together, until it is, or for its link's ``max_tries``."""
         self._fail("receive", error)
         left, tries = list(batch), 1
-        while True:
-            kept = []
-            for message in left:
-                joint = self.joints.get(message.id)
-                most = joint.options.max_tries if joint is not None else None
-                if joint is None or joint.options.delivery is not Delivery.AT_LEAST_ONCE or (most and tries >= most):
-                    self._give_up(message, error, tries)
-                else:
-                    kept.append(message)
-            left = kept
-            if not left:
-                return
+        while left := [message for message in left if self._is_tried_again(message, error, tries)]:
             self.busy_since = None
-            self._wait_for_try(backoff_s(self.joints[left[0].id].options, tries), left)
-            tried_again = [message for message in left if message.id not in self.lets_go]
-            self.leave(len(left) - len(tried_again))
-            left = tried_again
-            if self.ending.is_set() or self.life is not Life.RUNNING or self._receive_many is None:
-                self.lose_taken(len(left), "closed")
-                return
+            self._wait_for_try(backoff_s(self._options_of(left[0]), tries), left)
+            left = [message for message in left if self._is_tried_again(message, error, tries)]
             left = [message for message in left if not self._has_expired(message)]
+            if self._receive_many is None:  # it was replaced by one that takes them one by one
+                for message in left:
+                    self._put_aside(message, tries, number_aside())
+                return
             if not left:
                 return
             tries += 1
@@ -784,11 +864,11 @@ class Worker:
                 self._woken.wait(deadline.left_s)
                 self._woken.clear()
 
-    def _give_up(self, message: GatewayMessage, error: BaseException, tries: int, lost: int = 1) -> None:
-        """A dead letter to the output ``error``; where nobody is linked to it, ``lost`` messages are counted."""
+    def _give_up(self, message: GatewayMessage, error: BaseException, tries: int) -> None:
+        """A dead letter to the output ``error``; where nobody is linked to it, the message is lost."""
         output = self.outputs.get(ERROR)
-        if output is None or not output.sinks:
-            self._count_given_up(lost)
+        if output is None or all(sink.queue.closed for sink in list(output.sinks)):
+            self._count_given_up()
             return
         told = {
             "error": reason_of(error),
@@ -799,14 +879,13 @@ class Worker:
         try:
             output.port.publish(message.with_properties({**message.properties, **told}))
         except Exception:
-            self._count_given_up(lost)
+            self._count_given_up()
             log.exception("module %r: a dead letter was refused", self.name)
 
-    def _count_given_up(self, count: int) -> None:
+    def _count_given_up(self) -> None:
         """Lost, as its link says: its source is not to send it once more (no loss is noted)."""
-        if count:
-            self.lost += count
-            self.counters.drop("error", count)
+        self.lost += 1
+        self.counters.drop("error")
 
     def _begin(self) -> None:
         if self.life is not Life.MADE:
@@ -822,6 +901,7 @@ class Worker:
             self.busy_since = None
         if self.life is Life.MADE:
             self.life = Life.RUNNING
+        self.between = False
 
     def _step(self, step: str) -> None:
         function = getattr(self.module, step, None)
@@ -840,7 +920,6 @@ class Worker:
             self._stopped = True
             self._step("stop")
         self._be_quiet()
-        self.queue.close()
 
     def _be_quiet(self) -> None:
         if self.life is not Life.ABANDONED:
@@ -868,7 +947,8 @@ class Worker:
     def _fail(self, step: str, error: BaseException) -> None:
         if self.life is Life.ABANDONED:
             raise _Abandoned from error
-        self.count_failure()
+        if not isinstance(error, EndedByFailure):
+            self.count_failure()
         if isinstance(error, ClosedError) and self.queue.closed:
             return  # it was told to quit in the midst of a publish
         try:

@@ -122,5 +122,8 @@ def open_subscriber(
     return Follower(journal, place, [address.topic or DEFAULT_TOPIC], own=True).call_in_thread(on_message)
 
 
-publisher = opener("journal", open_publisher)
-subscriber = opener("journal", open_subscriber)
+if TYPE_CHECKING:
+    from penstock.journal.opening import publisher, subscriber
+else:
+    publisher = opener("journal", open_publisher)
+    subscriber = opener("journal", open_subscriber)

@@ -12,9 +12,10 @@ from penstock import address as addresses
 from penstock import topics
 from penstock.errors import CorruptionError
 from penstock.finding import Finding
+from penstock.printable import command
 from penstock.quantities import iso_time
 
-__all__ = ["describe", "end_of", "explain"]
+__all__ = ["describe", "end_of", "explain", "publishing"]
 
 MOST_NAMES = 20  # topics that an answer lists, the nearest first
 
@@ -26,7 +27,7 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
 
     directory = Path(parts.name)
     if not (directory / MARKER_NAME).exists():
-        yield Finding(f"{directory} is no journal yet: nobody has written to it", f"penstock pub {parts.text} 'hello'")
+        yield Finding(f"{directory} is no journal yet: nobody has written to it", command("pub", parts.text, "hello"))
         return
     if not os.access(directory, os.R_OK | os.X_OK):
         yield Finding(f"{directory} cannot be read by this user", "chmod, or run as its owner")
@@ -45,6 +46,17 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
             kept = sum(found.messages for found in info(directory).topics if topics.matches(topic, found.name))
             yield Finding(f"{kept} messages of {topic} are kept there", grave=False)
             yield Finding("a reader that begins with new messages does not see those", "--from 1", grave=False)
+
+
+def publishing(parts: addresses.Address) -> set[int]:
+    """The process that writes the journal; none where there is no journal yet."""
+    from penstock.journal.lock import writer_pid
+
+    try:
+        pid = writer_pid(Path(parts.name))
+    except OSError:
+        return set()
+    return set() if pid is None else {pid}
 
 
 def end_of(directory: str) -> int | None:

@@ -41,13 +41,16 @@ DEFAULT_TOPIC = "default"
 class Follower(Subscriber):
     """Messages from a position on, as they become durable."""
 
-    def __init__(self, journal: Journal, start: int, topics: Iterable[str] | None = None, *, own: bool = False) -> None:
+    def __init__(
+        self, journal: Journal, start: int, topics: Iterable[str] | None = None, *, own: bool = False, seen_as: str = ""
+    ) -> None:
+        """``seen_as``: the address under which the monitor lists it, if not the journal's."""
         self._journal = journal
         self._own = own
         self._patterns = patterns = None if topics is None else list(topics)
         self._filter = topic_filter(patterns)
         self.position = start
-        self._place = f"{journal.directory.absolute()}#{','.join(patterns or ['>'])}"
+        self._place = seen_as or f"{journal.directory.absolute()}#{','.join(patterns or ['>'])}"
         self._books = Books(Counters("journal", "subscriber", self._place))
         self._books.reach(start)
         self._watch = native.Watch(str(journal.directory))

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from penstock.errors import CorruptionError, InvalidArgument, StateError
 from penstock.journal import layout
 from penstock.journal.disk import LISTINGS, open_regular, read_part
+from penstock.printable import command
 from penstock.topics import check_pattern, matches
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class Segment:
         count = self.header.seal.messages if self.header.seal else None if self.gaps else self.next - self.first
         if count is not None and len(entries) != count:
             what = f"{self.path} holds {len(entries)} of {count} messages"
-            raise CorruptionError(f"{what}; run: penstock journal verify {self.path.parent}", f"{self.path}")
+            raise CorruptionError(f"{what}; run: {command('journal', 'verify', self.path.parent)}", f"{self.path}")
         if len(entries):
             self.read(entries)
         return entries
@@ -350,7 +351,7 @@ class Directory:
             if patterns is not None:
                 if unknown:  # a filter by name must not silently skip a topic whose name is damaged
                     text = f"the name of topic number {min(unknown)} is damaged"
-                    raise CorruptionError(f"{text}; run: penstock journal verify {self.path}", str(self.path))
+                    raise CorruptionError(f"{text}; run: {command('journal', 'verify', self.path)}", str(self.path))
                 chosen = [number for number, name in names.items() if any(matches(p, name) for p in patterns)]
                 entries = entries[numpy.isin(entries["topic"], chosen)]
             if len(entries):

@@ -14,6 +14,7 @@ from typing import Final
 from uuid import UUID
 
 from penstock.errors import CorruptionError, InvalidArgument
+from penstock.printable import command
 
 MARKER_NAME: Final = "penstock-journal"
 MARKER_BYTES: Final = 64
@@ -21,6 +22,7 @@ VERSION: Final = 2
 LOCK_NAME: Final = "lock"
 READERS_NAME: Final = "readers"
 FRONTIER_NAME: Final = "frontier"
+CHANNEL_NAME: Final = "channel"
 FRONTIER_BYTES: Final = 4096
 SEGMENT_HEADER_BYTES: Final = 4096
 BLOCK_BYTES: Final = 65536
@@ -108,7 +110,7 @@ def decode_marker(data: bytes, place: str) -> UUID:
 
 def _other_version(version: int, place: str) -> str:
     if version < VERSION:
-        return f"convert it once: penstock journal upgrade {place.removesuffix('/' + MARKER_NAME)}"
+        return f"convert it once: {command('journal', 'upgrade', place.removesuffix('/' + MARKER_NAME))}"
     return f"this Penstock reads version {VERSION}"
 
 

@@ -26,6 +26,7 @@ from penstock.errors import CorruptionError, InvalidArgument, RefusedError
 from penstock.journal import layout
 from penstock.journal.disk import Disk, read_all, read_part
 from penstock.journal.lock import WriterLock
+from penstock.printable import command
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ def recover(directory: Path, identity: uuid.UUID, disk: Disk, *, refuse_damage: 
 
 def mended_by(directory: Path | str) -> str:
     """What to do about damage, for error texts."""
-    return f"'penstock journal repair {directory}' keeps all that is whole"
+    return f"{command('journal', 'repair', directory)} keeps all that is whole"
 
 
 def _refusal(directory: Path, damage: list[Damage]) -> CorruptionError:

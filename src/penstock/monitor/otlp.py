@@ -7,22 +7,33 @@ Traces that follow a message are the programs' own: ``penstock.observe.trace``.
 from __future__ import annotations
 
 import contextlib
+import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock import __version__
 from penstock.errors import InvalidArgument
 from penstock.observe.watcher import Look, Watcher
+from penstock.secrecy import without_secrets
 
 __all__ = ["exporting"]
+
+log = logging.getLogger("penstock.monitor")
+
+#: How long the end of the monitor waits for the collector.
+LAST_EXPORT_S = 1.0
 
 _COUNTERS = ("matched", "delivered", "bytes", "expired", "redelivered", "errors", "lost")
 _GAUGES = ("depth", "lag", "in_flight", "memory_bytes")
 
 
 @contextlib.contextmanager
-def exporting(watcher: Watcher, endpoint: str, every_s: float = 10.0) -> Iterator[None]:
-    """Export to ``endpoint`` (such as ``http://127.0.0.1:4318``) until the context ends, which exports once more."""
+def exporting(
+    watcher: Watcher, endpoint: str, every_s: float = 10.0, last_s: float = LAST_EXPORT_S
+) -> Iterator[None]:
+    """Export to ``endpoint`` (such as ``http://127.0.0.1:4318``) until the context ends, which exports once more and
+    waits for that for ``last_s``."""
     if not endpoint.startswith(("http://", "https://")):
         raise InvalidArgument(f"{endpoint!r} is no collector's address: it begins with http:// or https://")
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -32,7 +43,7 @@ def exporting(watcher: Watcher, endpoint: str, every_s: float = 10.0) -> Iterato
 
     exporter = OTLPMetricExporter(endpoint=endpoint.rstrip("/") + "/v1/metrics", timeout=5)
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=every_s * 1000)
-    provider = MeterProvider([reader], Resource.create({"service.name": "penstock"}))
+    provider = MeterProvider([reader], Resource.create({"service.name": "penstock"}), shutdown_on_exit=False)
     meter = provider.get_meter("penstock", __version__)
     for field in _COUNTERS:
         meter.create_observable_counter(f"penstock.{field}", [_observe(watcher, field)])
@@ -41,7 +52,12 @@ def exporting(watcher: Watcher, endpoint: str, every_s: float = 10.0) -> Iterato
     try:
         yield
     finally:
-        provider.shutdown(timeout_millis=5000)
+        # In a thread that ends with the process: the SDK waits and tries again whatever deadline it is given.
+        ending = threading.Thread(target=provider.shutdown, name="penstock-otlp-end", daemon=True)
+        ending.start()
+        ending.join(last_s)
+        if ending.is_alive():
+            log.warning("%s did not take the last figures within %g s", without_secrets(endpoint), last_s)
 
 
 def _observe(watcher: Watcher, field: str) -> Callable[[Any], Iterator[Any]]:

@@ -8,21 +8,22 @@ from __future__ import annotations
 import difflib
 import importlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import penstock
 from penstock import address as addresses
+from penstock.address import plain
 from penstock.filter import compile_filter
 from penstock.finding import QUIET_S, Finding
 from penstock.observe.health import STANDSTILL
 from penstock.observe.memory import TAIL, seen, tailing
 from penstock.observe.rates import PRODUCERS, READERS, flow
 from penstock.observe.snapshot import Block, Key, live, matching
-from penstock.printable import printable
+from penstock.printable import command, printable
 from penstock.types.fields import Values
 
-__all__ = ["Finding", "explain", "explain_filter"]
+__all__ = ["Finding", "ended", "explain", "explain_filter"]
 
 #: A reader that takes no message for so long, while some wait for it, is called stalled.
 WATCH_S = 2.0
@@ -37,6 +38,42 @@ def explain(text: str, watch_s: float = WATCH_S) -> list[Finding]:
     return _explain(text, watch_s, set())
 
 
+def ended(texts: Iterable[str]) -> dict[str, Finding]:
+    """Why nothing comes any more, of those addresses where that is sure: nobody publishes there, or all who do are
+    stopped. A publisher that runs may only be slow."""
+    found = {}
+    for text, pids in _publishing(texts).items():
+        stopped = [finding for finding in _process_findings(pids) if finding.grave]
+        if not pids:
+            found[text] = Finding("nobody publishes it now")
+        elif len(stopped) == len(pids):
+            found[text] = stopped[0]
+    return found
+
+
+def _publishing(texts: Iterable[str]) -> dict[str, set[int]]:
+    """The processes that publish at each address, 0 for one that /proc does not show here; without addresses of which
+    that cannot be known. Looks once for all of them."""
+    found, memory, blocks = {}, None, None
+    for text in texts:
+        parts = addresses.parse(text)
+        if parts.scheme == "shm":
+            from penstock.shm import channels
+            from penstock.shm.explain import publishing
+
+            memory = memory or {channel.name: channel for channel in channels()}
+            found[text] = publishing(parts, memory)
+        elif parts.scheme == "journal":
+            from penstock.journal.explain import publishing as writing
+
+            found[text] = writing(parts)
+        elif parts.scheme == "tcp":
+            blocks = blocks or live()
+            pids = {block.pid for block in matching(blocks, text) if block.kind in PRODUCERS and block.here}
+            found |= {text: pids} if pids else {}  # none: it may be on another machine
+    return found
+
+
 def _explain(text: str, watch_s: float, passed: set[str]) -> list[Finding]:
     """``passed``: addresses that are explained already, so that a ring of bridges has an end."""
     parts = addresses.parse(text)
@@ -47,25 +84,21 @@ def _explain(text: str, watch_s: float, passed: set[str]) -> list[Finding]:
         found = [*_call_findings(parts.text, calls), *_process_findings({b.pid for b in calls if b.here})]
         return sorted(found, key=lambda finding: not finding.grave)
     found = [*_process_findings({b.pid for b in blocks if b.here}), *_room_findings(parts)]
-    bridged = _bridge_findings(parts, everything, passed | {_plain(parts.text)})
+    bridged = _bridge_findings(parts, everything, passed | {plain(parts.text)})
     publishers = [b for b in blocks if b.kind in PRODUCERS]
     if publishers or not bridged:
         found += _publisher_findings(parts.text, publishers, parts.scheme)
     found += bridged
     readers = [b for b in blocks if b.kind not in (*PRODUCERS, TAIL)]
-    from_disk = list(_disk_findings(parts, everything))
+    from_disk = list(_disk_findings(parts))
     found += from_disk
     if readers or not from_disk:
         stalled, losing = _watch(readers, watch_s)
         found += _reader_findings(readers, stalled, losing, watch_s)
     if not bridged and (not blocks or (parts.scheme == "shm" and not publishers)):
-        found += _similar_addresses(parts, everything)
+        at_another_port = parts.scheme != "broker" or any(finding.grave for finding in found)
+        found += _similar_addresses(parts, everything, at_another_port)
     return sorted(found, key=lambda finding: not finding.grave)
-
-
-def _plain(text: str) -> str:
-    """An address without its options."""
-    return text.partition("?")[0]
 
 
 def _of_address(below: list[Block], everything: list[Block], parts: addresses.Address) -> list[Block]:
@@ -76,16 +109,20 @@ def _of_address(below: list[Block], everything: list[Block], parts: addresses.Ad
     from penstock.shm.explain import carriers
 
     names = {f"shm:{name}" for name in carriers(parts)}
+    own = f"shm:{parts.name}"
     return [
         b
         for b in everything
-        if b.room == "shm" and _plain(b.address) in names
-        and (b.kind in PRODUCERS or _plain(b.address) == f"shm:{parts.name}")
-    ] + [b for b in below if b.name_cut or b.room != "shm"]  # fmt: skip
+        if b.room == "shm" and b.channel in names and (b.kind in PRODUCERS or b.channel == own)
+    ] + [
+        b
+        for b in below
+        if b.name_cut or b.room not in ("shm", "journal") or (b.room == "journal" and b.channel == own)
+    ]
 
 
-def _disk_findings(parts: addresses.Address, everything: list[Block]) -> Iterator[Finding]:
-    """The readers of a durable channel's journal: subscribers with ``start=`` are no members of the channel."""
+def _disk_findings(parts: addresses.Address) -> Iterator[Finding]:
+    """How many read a durable channel's journal, those included whose counters this user may not read."""
     if parts.scheme != "shm":
         return  # over tcp the publisher reads for them; a bus cannot be seen from outside its process
     from penstock.shm.explain import kept_at
@@ -95,14 +132,9 @@ def _disk_findings(parts: addresses.Address, everything: list[Block]) -> Iterato
     from penstock.journal import presence
 
     journal = f"journal:{directory}"
-    readers = [b for b in everything if b.kind in READERS and b.address.partition("#")[0] == journal]
-    if number := max(len(readers), presence.count(Path(directory))):
+    if number := presence.count(Path(directory)):
         text = "1 subscriber reads" if number == 1 else f"{number} subscribers read"
         yield Finding(f"{text} it from disk ({printable(journal)})", grave=False)
-    for block in readers:
-        if block.lag:
-            who = f"the {block.kind} in process {block.pid} ({block.program})"
-            yield Finding(f"{who} reads it from disk and is {block.lag} messages behind", grave=False)
 
 
 def _bridge_findings(parts: addresses.Address, everything: list[Block], passed: set[str]) -> list[Finding]:
@@ -110,16 +142,16 @@ def _bridge_findings(parts: addresses.Address, everything: list[Block], passed: 
     found = []
     for block in everything:
         source, arrow, sink = block.name.partition(" -> ")
-        if block.kind != "bridge" or not arrow or block.name_cut or _plain(sink) != _plain(parts.text):
+        if block.kind != "bridge" or not arrow or block.name_cut or plain(sink) != plain(parts.text):
             continue
         who = f"the bridge from {source} in process {block.pid}"
-        if _plain(source) in passed or source.startswith("bus:"):  # a bus cannot be seen from outside its process
+        if plain(source) in passed or source.startswith("bus:"):  # a bus cannot be seen from outside its process
             continue
         above = next((f for f in _explain(source, 0.0, passed) if f.grave and not f.meant), None)
         if above is None:
             found.append(Finding(f"{who} carried {flow(block)} messages up to now", grave=False))
         else:
-            found.append(Finding(f"{who} gets nothing: {above.text}", f"penstock why {source}"))
+            found.append(Finding(f"{who} gets nothing: {above.text}", command("why", source)))
     return found
 
 
@@ -164,7 +196,7 @@ def _publisher_findings(text: str, publishers: list[Block], scheme: str) -> Iter
     if not publishers and scheme == "bus":
         return  # the findings of the bus already say that other processes cannot publish to it
     if not publishers and scheme == "shm":
-        yield Finding(f"nobody publishes {text} on this machine", f"penstock pub {text} 'hello'")
+        yield Finding(f"nobody publishes {text} on this machine", command("pub", text, "hello"))
     elif not publishers:
         yield Finding(f"no publisher of {text} on this machine; one elsewhere cannot be seen from here", grave=False)
     for block in publishers:
@@ -185,7 +217,7 @@ def _publisher_findings(text: str, publishers: list[Block], scheme: str) -> Iter
 def _call_findings(text: str, blocks: list[Block]) -> Iterator[Finding]:
     """The clients and servers of an address, and the outcomes of their calls."""
     if not any(block.kind == "server" for block in blocks):
-        yield Finding(f"nobody on this machine answers calls to {text}", f"penstock serve {text} COMMAND")
+        yield Finding(f"nobody on this machine answers calls to {text}", command("serve", text, "COMMAND"))
     for block in blocks:
         who = f"the {block.kind} in process {block.pid} ({block.program})"
         verb = "asked" if block.kind == "client" else "was asked"
@@ -295,10 +327,11 @@ def _process_findings(pids: set[int]) -> Iterator[Finding]:
             yield Finding(f"process {pid} waits for a disk or device", grave=False)
 
 
-def _similar_addresses(parts: addresses.Address, everything: list[Block]) -> Iterator[Finding]:
+def _similar_addresses(parts: addresses.Address, everything: list[Block], at_another_port: bool) -> Iterator[Finding]:
     """Open addresses of the same scheme with a similar name; not the broker that this address belongs to."""
-    text = _plain(parts.text)
-    known = {b.address.partition("?")[0] for b in everything if b.address.startswith(f"{parts.scheme}:")}
+    text = plain(parts.text)
+    head = f"{parts.scheme}:" if at_another_port else f"{parts.scheme}://{parts.host}:{parts.port}/"
+    known = {b.address.partition("?")[0] for b in everything if b.address.startswith(head)}
     close = difflib.get_close_matches(text, sorted(n for n in known if not text.startswith(n)), n=3, cutoff=0.75)
     if parts.scheme == "shm":  # channels above and below it: a name cut short, or a slash too many
         stem = text.rstrip("/")

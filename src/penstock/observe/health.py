@@ -1,7 +1,8 @@
 """The health of each block of counters: one verdict and the reasons for it.
 
 The verdicts, the worst first: ``books`` (its ledger cannot be right), ``stuck`` (messages wait and none moves),
-``losing`` (messages were lost since the last look), ``late`` (far behind what is stored), ``idle``, ``ok``.
+``losing`` (messages were lost since the last look, or before it and nothing has moved since), ``late`` (far behind what
+is stored), ``idle``, ``ok``.
 Pure functions of blocks and rates.
 """
 
@@ -78,7 +79,10 @@ def _stuck(block: Block, rate: Rate) -> list[tuple[str, str]]:
     if state.startswith(STANDSTILL) and not moves:
         found.append(("stuck", block.state))
     if block.waiting > 0 and rate.messages_hz == 0 and block.kind not in (*PRODUCERS, *SUPERVISED):
-        found += [("stuck", reason) for reason in _standing(block)]
+        standing = _standing(block)
+        found += [("stuck", reason) for reason in standing]
+        if block.lost and not standing:  # not green between the look that saw the loss and the one that calls it stuck
+            found.append(("losing", f"{block.lost} messages were lost, and none of {block.waiting} that wait is taken"))
     if block.capacity and block.depth >= block.capacity and rate.messages_hz == 0:
         found.append(("stuck", f"full: {block.depth} of {block.capacity}"))
     return found

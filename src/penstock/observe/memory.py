@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl
 
 from penstock.observe.rates import PRODUCERS, READERS
 from penstock.observe.snapshot import Block, Key, live
@@ -78,11 +79,18 @@ def with_journals(blocks: list[Block]) -> list[Block]:
         return blocks
     from penstock.journal.explain import end_of
 
-    directories = {b.key: b.address.removeprefix("journal:").partition("#")[0] for b in readers}
+    directories = {b.key: kept_in(b.address) for b in readers}
     ends = {directory: end_of(directory) for directory in set(directories.values())}
     return [
         replace(b, lag=max(0, end - b.position)) if (end := ends.get(directories.get(b.key, ""))) else b for b in blocks
     ]
+
+
+def kept_in(address: str) -> str:
+    """The directory of a journal's address, or of ``shm:/camera?start=first&durable=DIRECTORY``."""
+    if address.startswith("journal:"):
+        return address.removeprefix("journal:").partition("#")[0]
+    return dict(parse_qsl(address.partition("?")[2])).get("durable", "")
 
 
 def with_sources(blocks: list[Block]) -> list[Block]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from penstock.address import ROOMS
+from penstock.address import ROOMS, plain
 from penstock.channel import Ledger
 from penstock.errors import InvalidArgument
 
@@ -87,8 +87,10 @@ class Block:
 
     @property
     def waiting(self) -> int:
-        """Messages that wait to be read. The depth of a shared-memory reader is what it holds, so its lag counts."""
-        return self.lag if self.room == "shm" and self.kind == "subscriber" else self.depth
+        """Messages that wait to be read. The depth of a shared-memory reader is what it holds, so its lag counts; the
+        lag of a journal's reader counts if it reads all topics."""
+        lags = self.room == "shm" or (self.room == "journal" and ("#" not in self.name or self.name.endswith("#>")))
+        return self.lag if lags and self.kind == "subscriber" else self.depth
 
     @property
     def without_consumer(self) -> bool:
@@ -134,7 +136,7 @@ def address_of(room: str, name: str) -> str:
         return name
     if room == "shm":
         return f"shm:{name}" if name.startswith("/") else f"shm:/{name}"
-    if room in ("tcp", "broker"):
+    if room in ("tcp", "broker", "nats"):
         return f"{room}://{name}" if re.search(r":\d+(/|\?|$)", name) else ""
     if room in ("bus", "journal"):
         return absolute(f"{room}:{name}")
@@ -156,18 +158,27 @@ def matching(blocks: Iterable[Block], address: str) -> list[Block]:
     """
     scheme, colon, _ = address.partition(":")
     part = not colon or scheme not in ROOMS
+    address = address if part else plain(address)
     if part or "*" in address:
         fitting = re.compile(re.escape(address).replace(r"\*", ".*") + ("" if part else r"(\?.*)?"), re.DOTALL)
         fits = fitting.search if part else fitting.fullmatch
         return [b for b in blocks if fits(b.place)]
     # A separator must follow: shm:/cam is not above shm:/camera.
-    wanted = absolute(address.partition("?")[0].rstrip("/#"))
+    wanted = absolute(address.rstrip("/#"))
     long = _cut_names(wanted)
     return [
         b
         for b in blocks
         if b.address == wanted or b.address.startswith((wanted + "#", wanted + "/", wanted + "?")) or b.name in long
     ]
+
+
+def of_queue(blocks: Sequence[Block], broker: str, queue: str) -> list[Block]:
+    """The blocks of a queue, whose broker has the address ``broker``: its own, and those of who consumes it here."""
+    holders = {b.pid for b in blocks if b.room == "broker" and b.kind == "broker" and b.address == broker}
+    own = [b for b in blocks if b.room == "broker" and b.kind == "queue" and b.name == queue and b.pid in holders]
+    end = f"?queue={queue}"
+    return own + [b for b in blocks if b.address.startswith(f"{broker}/") and b.address.endswith(end)]
 
 
 def _cut_names(address: str) -> set[str]:

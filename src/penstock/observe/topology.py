@@ -268,8 +268,11 @@ def _add_handle(
     block = look.block
     where = look.block.place
     bare = look.block.channel
+    queue = "" if block.name_cut or block.kind != "subscriber" else where.partition("?queue=")[2]
     parent = next((place for place in places if bare.startswith((place + "/", place + "#"))), bare)
-    channel = _channel_node(parent, look, nodes)
+    # Which topics fill a queue is known only if its consumer names them.
+    known = not (queue and bare.endswith("/"))
+    channel_id = _channel_node(parent, look, nodes).id if known else ""
     own = bare[len(parent) + 1 :] if parent != bare else ""
     name = block.program or block.kind
     if own:  # one of several topics at that place
@@ -279,12 +282,12 @@ def _add_handle(
     )
     node.detail = f"{block.kind} {block.pid}"
     node.add_handle(look)
-    _, queued, queue = where.partition("?queue=") if not look.block.name_cut else ("", "", "")
-    if queued and block.kind == "subscriber":  # the topic fills the queue, the queue feeds its consumer
-        _add_to_edge(edges, channel.id, _queue_node(queue, nodes).id, look)
+    if queue:  # the topic fills the queue, the queue feeds its consumer
+        if known:
+            _add_to_edge(edges, channel_id, _queue_node(queue, nodes).id, look)
         _add_to_edge(edges, _queue_node(queue, nodes).id, node.id, look)
         return
-    ends = (node.id, channel.id) if block.kind in PRODUCERS else (channel.id, node.id)
+    ends = (node.id, channel_id) if block.kind in PRODUCERS else (channel_id, node.id)
     _add_to_edge(edges, *ends, look)
 
 

@@ -193,7 +193,7 @@ def _samples(state: State, seconds: float) -> dict[str, float]:
         # Also while it is 0: what comes and goes would be a row of dots.
         if block.depth or block.capacity or block.kind == "queue":
             add(f"depth/{where}", block.depth)
-        if block.lag or block.position or block.kind == "pipeline":
+        if block.lag or block.position or block.kind == "pipeline" or (block.room, block.kind) == ("shm", "subscriber"):
             add(f"lag/{where}", block.lag)
         for reason, count in look.rate.dropped.items():
             add(f"lost/{reason}", count / seconds if seconds > 0 else 0.0)

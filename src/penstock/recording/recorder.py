@@ -73,7 +73,7 @@ class Recorder:
     """A context: subscribes to everything on entering, ends the story on leaving."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        self.plan = dataclasses.replace(plan, topics=dict(plan.topics))
         self.sources: list[Source] = []
         self.started = time.monotonic()
         self._tape: Tape | None = None
@@ -87,6 +87,7 @@ class Recorder:
         self._armed = threading.Event()
         self._merge: Merge[Pair] = Merge(_owned)
         self._thread: threading.Thread | None = None
+        self._joining: deque[tuple[str, str]] = deque()
         self._failed: dict[str, str] = {}  # addresses that were not read to the end, and why
         if plan.pre_buffer_s is None:
             self._armed.set()
@@ -94,12 +95,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         try:
             for address, topic in self.plan.topics.items():
-                subscriber = penstock.subscriber(address)
-                feed = feed_of(address, subscriber, self._claim, self._give_back)
-                lane = self._merge.lane(patient=feed.patient)
-                source = Source(without_secrets(address), topic, subscriber, feed, lane)
-                source.counters = _core.Counters("journal", "publisher", f"{self.plan.directory}#{topic}")
-                self.sources.append(source)
+                self._subscribe(address, topic)
             self._reach()
             self._tape = Tape(self.plan)
             self._thread = threading.Thread(target=self._run, args=(self._tape,), name="record")
@@ -128,6 +124,18 @@ class Recorder:
         """Store what was held back, and everything from now on."""
         self._armed.set()
 
+    def add(self, address: str, topic: str) -> None:
+        """Record one more address, from the next round on."""
+        self._joining.append((address, topic))
+
+    def _subscribe(self, address: str, topic: str) -> None:
+        subscriber = penstock.subscriber(address)
+        feed = feed_of(address, subscriber, self._claim, self._give_back)
+        lane = self._merge.lane(patient=feed.patient)
+        source = Source(without_secrets(address), topic, subscriber, feed, lane)
+        source.counters = _core.Counters("journal", "publisher", f"{self.plan.directory}#{topic}")
+        self.sources.append(source)
+
     @property
     def part(self) -> int:
         """The number of the part that is written now."""
@@ -136,7 +144,8 @@ class Recorder:
     @property
     def errors(self) -> dict[str, str]:
         """Of each address that was not recorded as it should be, why not."""
-        return {s.address: said for s in self.sources if (said := s.error or _not_reached_yet(s))}
+        found = {s.address: said for s in self.sources if (said := s.error or _not_reached_yet(s))}
+        return self._failed | found
 
     def stop(self) -> None:
         """Store what was published until now, end the story, close everything.
@@ -205,6 +214,7 @@ class Recorder:
     def _run(self, tape: Tape) -> None:
         try:
             while not self._stop.is_set() and self._open():
+                self._join(tape)
                 if not self._round(tape):
                     self._rest()
             self._drain(tape)
@@ -215,6 +225,18 @@ class Recorder:
         finally:
             for source in self._open():
                 self._end(source)
+
+    def _join(self, tape: Tape) -> None:
+        """Subscribe to what was added; one that cannot be opened is an error, and the others go on."""
+        while self._joining:
+            address, topic = self._joining.popleft()
+            try:
+                self._subscribe(address, topic)
+            except (PenstockError, OSError) as error:
+                self._failed[without_secrets(address)] = describe(error)
+                continue
+            self.plan.topics[address] = topic
+            tape.tell({"event": "joined", "addresses": {without_secrets(address): topic}})
 
     def _open(self) -> list[Source]:
         return [source for source in self.sources if not source.done.is_set()]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidArgument, nearest
-from penstock.quantities import duration_s, moment_ns
+from penstock.quantities import duration_s, iso_time, moment_ns
 from penstock.recording.story import STORY
 from penstock.topics import matches
 
@@ -38,6 +38,8 @@ class Span:
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{name} is a text such as '10s', not {value!r}")
         begin_ns = None if start is None else _begin_ns(journals, start)
+        if begin_ns is not None:
+            _check_begin(journals, begin_ns, str(start))
         if length is None:
             return cls(begin_ns, None)
         length_ns = int(duration_s(length, "--for") * 1e9)
@@ -50,6 +52,15 @@ def _begin_ns(journals: list[Journal], start: str) -> int:
     except InvalidArgument:
         return moment_ns(start, "--from")
     return _first_time_ns(journals) + after_ns
+
+
+def _check_begin(journals: list[Journal], begin_ns: int, start: str) -> None:
+    first, last = time_range(journals)
+    if last < begin_ns and last:
+        raise InvalidArgument(
+            f"--from {start} is after the end: the recording is {(last - first) / 1e9:.1f} s long, "
+            f"from {iso_time(first)} to {iso_time(last)}"
+        )
 
 
 def reader(folder: Path) -> Journal:

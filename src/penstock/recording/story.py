@@ -1,6 +1,7 @@
 """What a recording is: a journal (or several, in numbered folders) whose topic ``_recording`` tells its story.
 
-Each record of that topic is a JSON object with an ``event``: ``started`` (the addresses and their topics), ``lost``
+Each record of that topic is a JSON object with an ``event``: ``started`` (the addresses and their topics), ``joined``
+(an address that was added, and its topic), ``lost``
 (how many, where, why), ``failed`` (an address that was not recorded from then on, and why), ``going_on`` (the addresses
 and the losses so far again, where the beginning may be let go by size), ``span`` (of inputs that a replay needs: from
 and to which moment it goes), ``ordinals`` (of those inputs: the ordinals that each topic's next messages had),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class Plan:
     """Where to record what, when to begin a new part, when to end."""
 
     directory: Path
-    topics: Mapping[str, str]
+    topics: dict[str, str]
     split_bytes: int | None = None
     split_s: float | None = None
     max_bytes: int | None = None

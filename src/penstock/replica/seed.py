@@ -18,6 +18,7 @@ from penstock._core import journal as native
 from penstock.errors import CorruptionError, InvalidArgument
 from penstock.journal import Journal, layout
 from penstock.journal.disk import read_all, read_part
+from penstock.printable import command
 from penstock.replica.appender import PAUSE_S, Appender
 from penstock.replica.block import BEGIN, EPOCH, HEAD, MORE, Block, decode
 from penstock.replica.history import Chains, Segment, kept_segments
@@ -176,7 +177,7 @@ def _whole(path: Path, following: int) -> bytes:
     header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
     scan = native.scan(data, header.nonce, header.first, following, following, header.gaps)
     if scan["damage"]:
-        raise InvalidArgument(f"{path} is damaged: 'penstock journal repair {path.parent}' keeps all that is whole")
+        raise InvalidArgument(f"{path} is damaged: {command('journal', 'repair', path.parent)} keeps all that is whole")
     seal_end = layout.SEAL_OFFSET + layout.SEAL_BYTES
     return data[: layout.SEAL_OFFSET] + bytes(layout.SEAL_BYTES) + data[seal_end : scan["end"]]
 

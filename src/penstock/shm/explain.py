@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock import _core
@@ -14,7 +14,7 @@ from penstock.quantities import iso_time
 from penstock.shm.directory import Channel, Member, channels
 from penstock.system import who
 
-__all__ = ["carriers", "describe", "explain", "kept_at"]
+__all__ = ["carriers", "describe", "explain", "kept_at", "publishing"]
 
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
@@ -50,6 +50,17 @@ def carriers(parts: addresses.Address) -> set[str]:
     """The names under which publishers publish what arrives at the address: its own and its virtual channels'."""
     channel = next((c for c in channels() if c.name == parts.name), None)
     return {parts.name, *(channel.vchans.values() if channel is not None and channel.mux else ())}
+
+
+def publishing(parts: addresses.Address, known: Mapping[str, Channel]) -> set[int]:
+    """The live processes that publish what arrives at the address; 0 for one of another PID namespace."""
+    channel = known.get(parts.options.get("mux") or parts.name)
+    if channel is None:
+        return set()
+    publishers = [member for member in channel.publishers if member.alive]
+    if "mux" in parts.options:
+        publishers = [m for m in publishers if m.vchan_id is None or channel.vchans.get(m.vchan_id) == parts.name]
+    return {member.pid if member.here else 0 for member in publishers}
 
 
 def kept_at(parts: addresses.Address) -> str:
@@ -107,7 +118,7 @@ def describe(parts: addresses.Address) -> dict[str, Any]:
     }
     optional = {"type": channel.type, "metadata": channel.metadata_size, "problem": channel.problem}
     if channel.durable:
-        optional["on disk"] = f"journal:{printable(channel.durable)} (subscribers with start= are its readers)"
+        optional["on disk"] = f"journal:{printable(channel.durable)}"
     if channel.vchans:
         optional["virtual channels"] = ", ".join(list(channel.vchans.values())[:8])
     return {**facts, **{name: value for name, value in optional.items() if value}}

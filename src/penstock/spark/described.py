@@ -58,14 +58,12 @@ def type_of(texts: tuple[str, ...]) -> Type:
         shape = Shape("list", shape)
 
     def decode(data: bytes, place: Place | None = None) -> Any:
+        if versions.takes_null and versions.read(data, place) is None:
+            return None
         rows: list[Any] = versions.rows(data, place, record)
         if not versions.is_record:
             rows = [row["value"] for row in rows]
-        if versions.holds_rows:
-            return rows
-        if rows[0] is None:
-            raise ValueError("null is no value of its type")
-        return rows[0]
+        return rows if versions.holds_rows else rows[0]
 
     return Type(spark_kind(shape), decode)
 

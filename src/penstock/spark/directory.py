@@ -27,6 +27,7 @@ from penstock.journal import format as journal_format
 from penstock.journal import layout
 from penstock.journal.disk import open_regular, read_all, read_part
 from penstock.journal.format import INDEX, read_frontier, record_bytes, wrong_records
+from penstock.printable import command
 from penstock.spark.bounds import GREATEST, LEAST, Bounds
 from penstock.spark.checksum import crc32
 from penstock.spark.kept import Kept
@@ -273,7 +274,7 @@ class Directory:
         unknown = set(numpy.unique(numbers).tolist()) - topics.keys()
         if unknown:
             text = f"the name of topic number {min(unknown)} is damaged"
-            raise CorruptionError(f"{text}; run: penstock journal verify {self.path}", str(self.path))
+            raise CorruptionError(f"{text}; run: {command('journal', 'verify', self.path)}", str(self.path))
 
     def _summary(self, segment: Segment) -> Array | None:
         if not segment.sealed:
@@ -365,7 +366,7 @@ class Directory:
         if len(entries) != end - start and not segment.gaps:
             path = self.file(segment, "log")
             what = f"{path} holds {len(entries)} of positions {start} to {end - 1}"
-            raise CorruptionError(f"{what}; run: penstock journal verify {self.path}", str(path))
+            raise CorruptionError(f"{what}; run: {command('journal', 'verify', self.path)}", str(path))
         return entries
 
     def stretches(
@@ -498,7 +499,7 @@ def missing_text(gaps: list[tuple[int, int]], place: str) -> str:
     low, high = gaps[0]
     more = f" and {len(gaps) - 1} more ranges" if len(gaps) > 1 else ""
     return (
-        f"no segment of {place} has positions {low} to {high - 1}{more}: run: penstock journal verify {place}; "
+        f"no segment of {place} has positions {low} to {high - 1}{more}: run: {command('journal', 'verify', place)}; "
         "failOnDataLoss=false reads on without them"
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
 from penstock.errors import InvalidArgument, nearest
@@ -45,7 +44,7 @@ def folded(options: Mapping[str, str]) -> dict[str, str]:
             raise InvalidArgument(f"{name}={value!r} and {meant}={found[meant]!r} name the same thing: give one")
     place = next((value for name, value in options.items() if name.lower() == "location"), None)
     if place is not None:  # of a table: CREATE TABLE ... LOCATION, or its own for what OPTIONS (path ...) said
-        found.setdefault("path", re.sub("^file:/+", "/", place))
+        found.setdefault("path", place)
     return found
 
 

@@ -11,6 +11,7 @@ import glob
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,10 +159,15 @@ def shown(text: str) -> str:
     return text.partition("?")[0] if text.startswith("broker://") else text
 
 
+def local_path(text: str) -> str:
+    """The path that ``load(...)``, ``LOCATION`` or a sink named; Spark writes ``file:/path`` for those of tables."""
+    return re.sub("^file:/+", "/", text).removeprefix("journal:")
+
+
 def _expand(text: str) -> Sequence[str]:
     if text.startswith("broker://"):
         return [text]
-    path = text.removeprefix("file://").removeprefix("journal:")
+    path = local_path(text)
     if not glob.has_magic(path):
         return [os.path.abspath(path)]
     matches = sorted(match for match in glob.glob(path) if os.path.exists(os.path.join(match, layout.MARKER_NAME)))

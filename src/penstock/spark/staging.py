@@ -55,12 +55,13 @@ def open_staging(target: str, transaction: str, options: Mapping[str, str]) -> S
     """The staging of ``transaction`` for a journal's directory or ``broker://HOST:PORT``."""
     if _NAME.fullmatch(transaction) is None:
         raise InvalidArgument(f"transaction {transaction!r} must be 1 to 200 letters, digits, dots, dashes")
+    from penstock.spark.places import local_path, with_options
+
     if target.startswith("broker://"):
-        from penstock.spark.places import with_options
         from penstock.spark.remote import BrokerStaging
 
         return BrokerStaging(with_options(target, options), transaction)
-    path = target.removeprefix("file://").removeprefix("journal:")
+    path = local_path(target)
     segment_bytes = options.get("segmentBytes")
     return DirectoryStaging(Path(os.path.abspath(path)), transaction, int(segment_bytes) if segment_bytes else None)
 

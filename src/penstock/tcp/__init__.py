@@ -6,6 +6,7 @@ virtual channels and properties in an extension that version 0 readers skip. Lin
 
 from __future__ import annotations
 
+import datetime
 import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,7 @@ def open_subscriber(
     reconnect_delay_max: float = 2.0,
     executor: Executor | None = None,
     history: bool = True,
-    start: int | str | None = None,
+    start: int | str | datetime.datetime | None = None,
     on_message: Callable[[Message], Any] | None = None,
 ) -> Subscriber:
     """A subscriber with one session to ``tcp://HOST:PORT`` (or ``tcp:///PATH``).
@@ -125,5 +126,8 @@ def open_subscriber(
     return subscriber.call_in_thread(on_message)
 
 
-publisher = opener("tcp", open_publisher)
-subscriber = opener("tcp", open_subscriber)
+if TYPE_CHECKING:
+    from penstock.tcp.opening import publisher, subscriber
+else:
+    publisher = opener("tcp", open_publisher)
+    subscriber = opener("tcp", open_subscriber)

@@ -33,6 +33,10 @@ from penstock.tcp.log import logger
 
 Callback = Callable[[], Any]
 
+
+class CollectedError(ClosedError):
+    """The handle that a callback is for was forgotten and collected: there is nothing to do."""
+
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 HANG_UP = select.EPOLLRDHUP
@@ -49,6 +53,18 @@ class Timer:
 
     def cancel(self) -> None:
         self.callback = None  # the entry stays in the heap and is skipped when it comes to the top
+
+
+def weakly(method: Callable[[], Any]) -> Callback:
+    """The method as a callback that does not hold its object: a handle that is forgotten must be collected."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    return call
 
 
 class Executor:
@@ -178,6 +194,7 @@ class Executor:
             callback = self._next_callback()
             if callback is not None:
                 self._run_callback(callback)
+                del callback  # while this thread waits, it holds nobody's handle
 
     def _run_callback(self, callback: Callback) -> None:
         with self._lock:
@@ -189,6 +206,8 @@ class Executor:
                 self._wake()
         try:
             callback()
+        except CollectedError:
+            pass
         except BaseException:  # SystemExit too: a user's function must not end a shared thread
             logger.exception("a callback in the executor failed")
         with self._lock:
@@ -222,9 +241,9 @@ class Executor:
                 del self._polling_until[threading.get_ident()]
         for descriptor, _ in events:
             if descriptor == self._wake_read:
-                if self._closed:
-                    return None  # leave the byte in the pipe: the other threads must wake too
-                with contextlib.suppress(OSError):
+                with self._lock, contextlib.suppress(OSError):  # `close` writes its byte with this lock held
+                    if self._closed:
+                        return None  # leave the byte in the pipe: the other threads must wake too
                     os.read(self._wake_read, 4096)
                 continue
             with self._lock:

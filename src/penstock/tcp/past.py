@@ -10,6 +10,7 @@ import contextlib
 import socket
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Protocol
 
 from penstock._core import tcp as native
@@ -40,11 +41,14 @@ class Past(Protocol):
 class Feeder:
     """One subscriber that began in the past."""
 
-    def __init__(self, publisher: Publisher, source: Subscriber, name: str, depth: int, depth_bytes: int) -> None:
+    def __init__(
+        self, publisher: Publisher, source: Subscriber, name: str, depth: int, depth_bytes: int, keepalive: float | None
+    ) -> None:
         self.name = name
-        self._publisher = publisher
+        self._publisher = weakref.ref(publisher)  # one that is forgotten is collected, and ends this
+        self._keepalive = keepalive
         self._source = source
-        where = f"{publisher.address} to {name}"
+        where = self._where = f"{publisher.address} to {name}"
         most = min(depth_bytes, QUEUED_BYTES)
         self.outlet = native.Outlet(publisher._executor.loop, "block", depth, most, -1.0, where, 0, 0, 0)
         self._deadline: float | None = None  # once the publisher is being closed
@@ -60,11 +64,13 @@ class Feeder:
         except ClosedError:
             pass
         except (PenstockError, OSError) as error:  # a damaged journal: the peer is closed, and may come again
-            logger.error("%s: the past cannot be read on: %s", self._publisher.address, error)
+            logger.error("%s: the past cannot be read on: %s", self._where, error)
         finally:
             self.outlet.close()
             self._source.close()
-            self._publisher.fed(self)
+            publisher = self._publisher()
+            if publisher is not None:
+                publisher.fed(self)
 
     def _feed(self) -> None:
         while self.outlet.subscriber_count:
@@ -74,8 +80,8 @@ class Feeder:
             elif self._deadline is not None:
                 self.outlet.drain(max(0.0, self._deadline - time.monotonic()))
                 return
-            else:
-                self._publisher.drop_silent(self.outlet)
+            elif self._keepalive is not None:
+                self.outlet.drop_silent(2 * self._keepalive)  # a peer that has acknowledged nothing for too long
 
     def end(self, deadline: float) -> None:
         """The publisher is being closed: what is on disk is sent, as far as the time reaches."""

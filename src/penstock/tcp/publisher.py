@@ -22,6 +22,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock._core import tcp as native
@@ -31,7 +32,7 @@ from penstock.channel import Publisher as PublisherContract
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
 from penstock.history import Opened, kept_of
 from penstock.tcp import sockets
-from penstock.tcp.executor import READ, Executor, default_executor
+from penstock.tcp.executor import READ, Executor, default_executor, weakly
 from penstock.tcp.joining import Joining
 from penstock.tcp.log import Throttle, logger
 from penstock.tcp.past import Feeder, Past
@@ -131,6 +132,7 @@ class Publisher(PublisherContract):
         # The native method itself, so that a message costs no Python frame.
         vars(self)["publish"] = self._outlet.publish
         vars(self)["reserve"] = self._outlet.reserve
+        self._outlet.hold(self)
         self._changed = threading.Condition()
         self._names: dict[int, str] = {}
         self._joining: dict[Joining, None] = {}
@@ -142,8 +144,8 @@ class Publisher(PublisherContract):
         if logger.isEnabledFor(logging.DEBUG):
             self._log_drops_regularly()
         self._executor.handles.add(self)
-        self._executor.watch(self._outlet.gone_fileno(), READ, self._forget_disconnected)
-        self._executor.watch(self._listener.fileno(), READ, self._accept)
+        self._executor.watch(self._outlet.gone_fileno(), READ, weakly(self._forget_disconnected))
+        self._executor.watch(self._listener.fileno(), READ, weakly(self._accept))
         logger.info("publisher listens at %s", self.address)
 
     # -- publishing
@@ -298,7 +300,7 @@ class Publisher(PublisherContract):
             return
         with self._changed:
             if not self._closing:
-                self._executor.watch(self._listener.fileno(), READ, self._accept)
+                self._executor.watch(self._listener.fileno(), READ, weakly(self._accept))
 
     def _begin_handshake(self, connection: socket.socket, name: str) -> None:
         logger.debug("%s: connection from %s", self.address, name)
@@ -372,7 +374,7 @@ class Publisher(PublisherContract):
 
     def _begin_past(self, joining: Joining, connection: socket.socket, opened: Opened, answer: bytes) -> None:
         source = opened.source
-        feeder = Feeder(self, source, joining.name, *self._depths)
+        feeder = Feeder(self, source, joining.name, *self._depths, self._keepalive)
         with self._changed:
             self._joining.pop(joining, None)
             if self._closing:
@@ -389,11 +391,6 @@ class Publisher(PublisherContract):
         with self._changed:
             self._feeders.remove(feeder)
             self._changed.notify_all()
-
-    def drop_silent(self, outlet: native.Outlet) -> None:
-        """Peers that have not acknowledged anything for too long."""
-        if self._keepalive is not None:
-            outlet.drop_silent(2 * self._keepalive)
 
     def failed(self, joining: Joining, error: BaseException) -> None:
         """A handshake has failed and its connection is closed; other subscribers are not affected."""
@@ -416,14 +413,14 @@ class Publisher(PublisherContract):
                 log("%s: %s has gone (%s), %d messages undelivered", self.address, name, why, lost)
             self._changed.notify_all()
             if not self._closing:
-                self._executor.watch(self._outlet.gone_fileno(), READ, self._forget_disconnected)
+                self._executor.watch(self._outlet.gone_fileno(), READ, weakly(self._forget_disconnected))
 
     def _log_drops_regularly(self) -> None:
         """Log drops every ``LOG_DROPS_S``; started only when debug messages are logged."""
         self._log_all_drops()
         if not self._closing:
             with contextlib.suppress(ClosedError):
-                self._executor.call_later(LOG_DROPS_S, self._log_drops_regularly)
+                self._executor.call_later(LOG_DROPS_S, weakly(self._log_drops_regularly))
 
     def _log_all_drops(self) -> None:
         with self._changed:
@@ -444,7 +441,7 @@ class Publisher(PublisherContract):
             return
         self._outlet.drop_silent(2 * self._keepalive)
         with contextlib.suppress(Exception):  # the executor may be closed by now
-            self._silence_timer = self._executor.call_later(self._keepalive / 2, self._drop_silent_peers)
+            self._silence_timer = self._executor.call_later(self._keepalive / 2, weakly(self._drop_silent_peers))
 
     # -- the end
 
@@ -462,12 +459,7 @@ class Publisher(PublisherContract):
             self._closing = True
             joining = list(self._joining)
             self._changed.notify_all()
-        # Unwatch before closing: the number of a closed descriptor may belong to another file at once.
-        self._executor.unwatch(self._listener.fileno())
-        self._listener.close()
-        if self._path:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
+        self._stop_listening()
         if self._keepalive is not None:
             self._silence_timer.cancel()
         for one in joining:
@@ -485,6 +477,24 @@ class Publisher(PublisherContract):
         for pump in list(self._pumps):  # TLS: what was drained is in the pumps, not yet at the peer
             pump.done.wait(max(0.0, deadline - time.monotonic()))
         logger.info("publisher at %s closed%s", self.address, "" if flushed else ", not everything was sent")
+
+    def _stop_listening(self) -> None:
+        if self._listener.fileno() < 0:
+            return
+        # Unwatch before closing: the number of a closed descriptor may belong to another file at once.
+        self._executor.unwatch(self._listener.fileno())
+        self._listener.close()
+        if self._path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    def __del__(self) -> None:
+        """Forgotten: its port is free at once, and a thread of the executor sends what is queued."""
+        if vars(self).get("_closing") is False and self._owner_pid == os.getpid():
+            self._stop_listening()
+            self._executor.handles.add(self)  # again: at exit it is waited for
+            with contextlib.suppress(ClosedError):
+                self._executor.call_soon(partial(Publisher.close, self))
 
     def end_at_exit(self) -> None:
         """Flush what was published, for at most ``close_timeout``."""

@@ -23,12 +23,13 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, ProtocolError, RefusedError
 from penstock.tcp import sockets
-from penstock.tcp.executor import HANG_UP, READ, WRITE, Timer
+from penstock.tcp.executor import HANG_UP, READ, WRITE, CollectedError, Timer
 from penstock.tcp.log import Throttle, logger
 from penstock.tcp.protocol import DAMAGED, NO_NONCE, NO_PAST_HERE, Agreed, Request
 
@@ -65,7 +66,7 @@ class Session:
         self.place = 0  #: with ``start=``: the ordinal at which it began
         self.frontier = 0  #: with ``start=``: what was on disk when it joined lies before this ordinal; 0: not known
         self.schema = ""  #: the schema of its messages, from the publisher's handshake
-        self._subscriber = subscriber
+        self._subscriber_reference = weakref.ref(subscriber)  # one that is forgotten is collected, and ends this
         self._executor = subscriber.executor
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -80,6 +81,13 @@ class Session:
         self._address = ""
         self._connected_at = 0.0
         self._warnings = Throttle()
+
+    @property
+    def _subscriber(self) -> Subscriber:
+        subscriber = self._subscriber_reference()
+        if subscriber is None:
+            raise CollectedError("the subscriber of this session is gone")
+        return subscriber
 
     # -- state
 
@@ -311,7 +319,6 @@ class _Attempt:
     def __init__(self, session: Session, target: Target) -> None:
         self.target = target
         self._session = session
-        self._subscriber = session._subscriber
         self._executor = session._executor
         self._lock = threading.RLock()
         self._socket: socket.socket | None = None
@@ -320,7 +327,8 @@ class _Attempt:
         self._pump: Pump | None = None
         self._ended = False
         self._error: BaseException = OSError(errno.EHOSTUNREACH, "no address")
-        self._timer = self._executor.call_later(self._subscriber.handshake_timeout, self._on_timeout)
+        self._timeout = session._subscriber.handshake_timeout
+        self._timer = self._executor.call_later(self._timeout, self._on_timeout)
 
     def begin(self) -> None:
         host, port = self.target
@@ -345,7 +353,7 @@ class _Attempt:
             family, address = self._addresses.pop(0)
             try:
                 self._socket = socket.socket(family, socket.SOCK_STREAM)
-                sockets.prepare(self._socket, self._subscriber.keepalive)
+                sockets.prepare(self._socket, self._session._subscriber.keepalive)
                 error = self._socket.connect_ex(address)
                 if error not in (0, errno.EINPROGRESS):
                     raise OSError(error, os.strerror(error))
@@ -363,13 +371,13 @@ class _Attempt:
                 self._error = OSError(error, os.strerror(error))
                 self._try_next_address()
                 return
-            if self._subscriber.tls is not None:
+            if self._session._subscriber.tls is not None:
                 from penstock.tcp import tls
 
                 self._executor.unwatch(self._socket.fileno())
-                self._pump = tls.connect(self._executor, self._socket, self._subscriber.tls, self.target[0])
+                self._pump = tls.connect(self._executor, self._socket, self._session._subscriber.tls, self.target[0])
                 self._socket = self._pump.inner
-            self._request = self._subscriber.new_request(self._session)
+            self._request = self._session._subscriber.new_request(self._session)
         self._continue_handshake()  # without our lock: it may call the session, whose lock is always taken first
 
     def _continue_handshake(self) -> None:
@@ -412,7 +420,7 @@ class _Attempt:
     def _on_timeout(self) -> None:
         with self._lock:
             if not self._ended:
-                self._fail(TimeoutError(f"no handshake within {self._subscriber.handshake_timeout:g} s"))
+                self._fail(TimeoutError(f"no handshake within {self._timeout:g} s"))
 
     def _fail(self, error: BaseException) -> None:
         self._finish()

@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import os
@@ -35,6 +36,7 @@ from penstock.tcp.protocol import Agreed, Request, Wanted
 from penstock.tcp.session import Session, SessionState
 
 if TYPE_CHECKING:
+    import datetime
     import socket
     import ssl
 
@@ -70,7 +72,7 @@ class Subscriber(SubscriberContract):
         name: str = "",
         executor: Executor | None = None,
         history: bool = True,
-        start: int | str | None = None,
+        start: int | str | datetime.datetime | None = None,
     ) -> None:
         if not 0 <= max_message_size < 1 << 40:
             raise InvalidArgument(f"max_message_size={max_message_size} must be from 0 to {(1 << 40) - 1} bytes")
@@ -103,7 +105,8 @@ class Subscriber(SubscriberContract):
         self._terms: Terms | None = None
         self.refusal: PenstockError | None = None  #: why a session ended whose publisher's type does not match ours
         self._owner_pid = os.getpid()
-        self._inlet.on_lost(_weak_lost_callback(weakref.ref(self)))
+        # Holds this: whoever has `subscriber.read` alone, which is a method of the inlet, has the subscriber.
+        self._inlet.on_lost(self._on_connection_lost)
         self._use_native_read()
         self.executor.handles.add(self)
 
@@ -364,17 +367,12 @@ class Subscriber(SubscriberContract):
             pass
         self._use_native_read()
 
+    def __del__(self) -> None:
+        """Forgotten: a thread of the executor ends its sessions, so that no publisher waits for it."""
+        if vars(self).get("_closing") is False and self._owner_pid == os.getpid():
+            with contextlib.suppress(ClosedError):
+                self.executor.call_soon(partial(Subscriber.close, self))
+
     def __repr__(self) -> str:
         publishers = ", ".join(session.publisher for session in self.sessions) or "nobody yet"
         return f"<tcp.Subscriber of {publishers}{', closed' if self.closed else ''}>"
-
-
-def _weak_lost_callback(subscriber: weakref.ref[Subscriber]) -> Callable[[int, int, str, int, int], None]:
-    """The function that the native core calls; it must not keep the subscriber alive."""
-
-    def lost(number: int, serial: int, reason: str, error: int, messages: int) -> None:
-        alive = subscriber()
-        if alive is not None:
-            alive._on_connection_lost(number, serial, reason, error, messages)
-
-    return lost

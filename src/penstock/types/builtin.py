@@ -93,7 +93,7 @@ def _dump(value: Any) -> str:
 
 
 def _decode_dict(message: Any) -> dict[str, Any]:
-    value = json.loads(bytes(message))
+    value = json.loads(str(message, "utf-8"))
     if not isinstance(value, dict):
         raise ValueError(f"an object is wanted, and this is {_article(type(value).__name__)}")
     return value
@@ -108,6 +108,8 @@ _PLAIN |= {"datetime": ("datetime", "date", "time", "timedelta"), "decimal": ("D
 def _is_plain(kind: Any) -> bool:
     if typing.get_origin(kind) is not None or typing.is_typeddict(kind) or kind is Any:
         return True
+    if type(kind).__name__ in ("NewType", "TypeAliasType"):
+        return True
     if not isinstance(kind, type):
         return False
     return _vouches(kind) or issubclass(kind, enum.Enum) or _is_named_tuple(kind) or (
@@ -120,8 +122,9 @@ def _vouches(kind: Any) -> bool:
     kind = typing.get_origin(kind) or kind
     struct = getattr(_module("msgspec"), "Struct", None)
     return isinstance(kind, type) and (
-        dataclasses.is_dataclass(kind) or (struct is not None and issubclass(kind, struct))
-    )
+        dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")
+        or (struct is not None and issubclass(kind, struct))
+    )  # fmt: skip
 
 
 def _is_named_tuple(kind: type) -> bool:
@@ -151,7 +154,10 @@ def plain(kind: Any, encoding: str = "json", *, check: bool | None = None) -> Co
         found = _Description(kind)
         decode: Callable[[Any], Any] = room.Decoder(kind).decode
     except TypeError as error:
-        raise InvalidArgument(f"type={kind!r} cannot be described: {error}") from None
+        why = str(error).splitlines()[-1]  # those before it are msgspec's own advice
+        if any(map(_is_pydantic, _within(kind))):
+            why = f"a pydantic model within another type is given as pydantic.RootModel[{name_of(kind)}]"
+        raise InvalidArgument(f"type={kind!r} cannot be described: {why}") from None
     encode = room.Encoder(enc_hook=_scalar).encode
     choices = typing.get_args(kind) if _is_union(kind) else (kind,)
     wanted = tuple(one for one in map(_class_of, choices) if one is not None)
@@ -210,6 +216,13 @@ def _is_union(kind: Any) -> bool:
     return typing.get_origin(kind) in (typing.Union, types.UnionType)
 
 
+def _within(kind: Any) -> Iterator[Any]:
+    """The types that it is made of, all the way down."""
+    for part in typing.get_args(kind):
+        yield part
+        yield from _within(part)
+
+
 def _class_of(kind: Any) -> Any:
     """What an object of that type is an instance of, or None where isinstance cannot say it."""
     if typing.is_typeddict(kind):
@@ -238,7 +251,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif dataclasses.is_dataclass(value):
         yield from ((f".{field.name}", getattr(value, field.name)) for field in dataclasses.fields(value))
     else:
-        yield from ((f".{name}", getattr(value, name)) for name in getattr(value, "__struct_fields__", ()))
+        names = [one.name for one in getattr(type(value), "__attrs_attrs__", ())]
+        yield from ((f".{name}", getattr(value, name)) for name in getattr(value, "__struct_fields__", names))
 
 
 def _unencodable(encode: Callable[[Any], object], value: Any, error: Exception) -> str:
@@ -267,8 +281,8 @@ def _not_finite(value: Any, path: str = "") -> str | None:
 
 class _Description:
     """The JSON Schema of what msgspec knows, with what its own leaves out: times without a zone are said to be times,
-    maps have the type of their keys (``x-keys``), records that are written as arrays the names of their fields
-    (``x-fields``)."""
+    those that must have a zone, or must not, say so (``x-zone``), maps have the type of their keys (``x-keys``),
+    records that are written as arrays the names of their fields (``x-fields``)."""
 
     def __init__(self, kind: Any) -> None:
         from msgspec import inspect, json
@@ -310,12 +324,13 @@ class _Description:
         if kind == "Metadata":
             self._mark(info.type, node)
         elif kind in _TIMES and node.get("type") == "string":
-            node.setdefault("format", _TIMES[kind])
+            node["format"] = _TIMES[kind]
+            if info.tz is not None:
+                node["x-zone"] = info.tz
         elif kind == "UnionType":
             for one in info.types:
                 for choice in node.get("anyOf", ()):
-                    if type(one).__name__ not in _TIMES or "format" not in choice:
-                        self._mark(one, choice)
+                    self._mark(one, choice)  # of the types that are written as text, a union has one at most
         elif kind == "TupleType":
             for one, part in zip(info.item_types, node.get("prefixItems", ()), strict=False):
                 self._mark(one, part)
@@ -346,11 +361,11 @@ def _keys(info: Any) -> str | None:
         return f"one of {sorted((one.value for one in info.cls), key=repr)}"
     if kind == "LiteralType":
         return f"one of {sorted(info.values, key=repr)}"
-    bounds = {word: getattr(info, word, None) for word in ("gt", "ge", "lt", "le", "multiple_of")}
-    told = [f"{word} {value}" for word, value in bounds.items() if value is not None]
+    told = [f"{word} {value}" for word in _BOUNDS if (value := getattr(info, word, None)) is not None]
     return " ".join([kind.removesuffix("Type").lower(), *told])
 
 
+_BOUNDS = ("gt", "ge", "lt", "le", "multiple_of")
 _TIMES = {"DateTimeType": "date-time", "TimeType": "time"}
 
 
@@ -366,7 +381,7 @@ def _pydantic(kind: Any) -> Codec[Any]:
     import pydantic
 
     by_alias = kind.model_config.get("validate_by_alias") is not False  # written as it is read
-    schema = kind.model_json_schema(by_alias=by_alias)
+    schema = kind.model_json_schema(by_alias=by_alias, schema_generator=_pydantic_generator())
     _check_round_trip(kind.__name__, kind.model_json_schema(by_alias=by_alias, mode="serialization"), schema)
 
     def encode(value: Any) -> bytes:
@@ -388,6 +403,22 @@ def _pydantic(kind: Any) -> Codec[Any]:
             raise ValueError(f"{f'field {where!r}: ' if where else ''}{first['msg']}{more}") from error
 
     return Codec(kind.__name__, "json", {"jsonschema": schema}, encode, decode)
+
+
+def _pydantic_generator() -> Any:
+    """pydantic's own, which says what the keys of a map are too."""
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Generator(GenerateJsonSchema):
+        def dict_schema(self, schema: Any) -> Any:
+            keys = schema.get("keys_schema", {"type": "any"})
+            told = [f"{word} {keys[word]}" for word in _BOUNDS if word in keys]
+            listed = keys.get("expected") or [one.value for one in keys.get("members", ())]
+            said = f"one of {sorted(listed, key=repr)}" if listed else " ".join([keys["type"], *told])
+            more = {} if keys["type"] in ("any", "str") else {"x-keys": said}
+            return {**super().dict_schema(schema), **more}
+
+    return Generator
 
 
 def _check_round_trip(name: str, written: dict[str, Any], read: dict[str, Any]) -> None:
@@ -495,6 +526,10 @@ def _numpy(kind: Any) -> Codec[Any]:
     dtype = numpy.dtype(kind)
     if dtype.hasobject or not dtype.itemsize:
         raise InvalidArgument(f"type={dtype!r}: items of a fixed size without Python objects are wanted")
+    try:
+        described = describe_dtype(dtype)
+    except ValueError as error:  # fields that overlap
+        raise InvalidArgument(f"type={dtype!r}: {error}") from None
     from_buffer, item_bytes = numpy.frombuffer, dtype.itemsize
     arrays = (numpy.ndarray, numpy.generic)
 
@@ -513,14 +548,14 @@ def _numpy(kind: Any) -> Codec[Any]:
         return from_buffer(message, dtype, count) if count else numpy.empty(0, dtype)
 
     def draft(take: Any, size: int = 1, **options: Any) -> ArrayDraft:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InvalidArgument(f"size={size!r} must be 1 or more items")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise InvalidArgument(f"size={size!r} must be 0 or more items")
         taken = take(size * dtype.itemsize, **options)
         return ArrayDraft(taken, taken.array(size, dtype))
 
     name = "numpy." + (dtype.name if dtype.names is None else "record")
     fast = functools.partial(from_buffer, dtype=dtype)
-    return Codec(name, "numpy", {"dtype": describe_dtype(dtype)}, encode, decode, draft=draft, fast=fast)
+    return Codec(name, "numpy", {"dtype": described}, encode, decode, draft=draft, fast=fast)
 
 
 def describe_dtype(dtype: Any) -> Any:

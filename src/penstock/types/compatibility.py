@@ -209,7 +209,7 @@ def _constraints(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str, 
     # Bytes and times have a form of their own in msgpack: who reads them as text must not be given them.
     # So have keys that are no text; as JSON they are text, and who reads any object reads them.
     for word, forms in (("contentEncoding", None), ("format", {"date-time"}), ("x-keys", None)):
-        if word == "x-keys" and encoding == "json" and _spoken(theirs) == {"type": "object"}:
+        if word == "x-keys" and encoding == "json" and _is_any_object(theirs):
             continue
         if word in mine and word not in theirs and (forms is None or mine[word] in forms):
             yield f"{_place(path)} is written with {word} {mine[word]!r}, and read without"
@@ -219,6 +219,10 @@ def _constraints(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str, 
         if word == "maxItems" and mine.get("maxItems", value + 1) <= value:
             continue
         yield f"{_place(path)} is read with {word} {value!r}, and written with {mine.get(word, 'none')!r}"
+
+
+def _is_any_object(node: Mapping[str, Any]) -> bool:
+    return {"additionalProperties": True, **_spoken(node)} == {"additionalProperties": True, "type": "object"}
 
 
 def _said(node: Mapping[str, Any]) -> str:

@@ -109,7 +109,7 @@ class Values:
 
 def _plain_json(message: Any) -> Any:
     try:
-        return json.loads(bytes(message))
+        return json.loads(str(message, "utf-8"))  # of bytes it would take UTF-16 too, which no typed reader does
     except RecursionError:
         raise ValueError("nested too deep") from None
 
@@ -122,6 +122,10 @@ def _msgpack(schema: Schema) -> Reader:
     import msgspec
 
     return msgspec.msgpack.Decoder().decode
+
+
+def _bytes(schema: Schema) -> Reader:
+    return bytes
 
 
 def _text(schema: Schema) -> Reader:
@@ -227,8 +231,8 @@ def _plain(value: Any, field: Any) -> Any:
 
 
 _MAKERS: dict[str, Callable[[Schema], Reader]] = {
-    "json": _json, "msgpack": _msgpack, "utf-8": _text, "numpy": _numpy, "image": _image, "arrow": _arrow,
-    "protobuf": _protobuf,
+    "json": _json, "msgpack": _msgpack, "utf-8": _text, "bytes": _bytes, "numpy": _numpy, "image": _image,
+    "arrow": _arrow, "protobuf": _protobuf,
 }  # fmt: skip
 
 
@@ -304,7 +308,7 @@ def fitted(value: Any, shape: Shape) -> Any:
     if kind == "text" and isinstance(value, str):
         return value
     if kind == "text" and not isinstance(value, dict | list | bytes | int | float):
-        return str(value)  # a time, which msgpack has as its own kind
+        return _leaf_text(value)  # a time, which msgpack has as its own kind
     if shape.unit is not None:
         return _count(value, shape)
     if kind == "bool" and isinstance(value, bool):
@@ -363,12 +367,19 @@ def json_text(value: Any, most_bytes: int | None = None) -> str:
             if most_bytes is not None and len(one) > most_bytes:
                 return f"{len(one)} bytes"
             return base64.b64encode(one).decode()
-        return str(one)
+        return _leaf_text(one)
 
     try:
         return json.dumps(value, default=shown, allow_nan=False)
     except ValueError:
         return json.dumps(_finite(value), default=shown)
+
+
+def _leaf_text(value: Any) -> str:
+    """What JSON has no kind for; times as typed publishers write them in JSON."""
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return value.isoformat().replace("+00:00", "Z")
+    return str(value)
 
 
 def _finite(value: Any) -> Any:

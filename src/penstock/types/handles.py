@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -18,6 +18,8 @@ from penstock.types.codec import ArrayDraft, Codec, codec_of
 from penstock.types.schema import Terms
 
 if TYPE_CHECKING:
+    from numpy import ndarray
+
     from penstock._core import Batch, Draft, Message
 
 T = TypeVar("T")
@@ -106,7 +108,7 @@ class TypedPublisher(_Wrapper, Publisher[T]):
         taken.take_another = again
         return taken
 
-    def reserve_async(self, *size: Any, **options: Any) -> Any:
+    def reserve_async(self, *size: Any, **options: Any) -> ArrayReservation:
         """``reserve`` for asyncio: ``async with publisher.reserve_async(10) as array``."""
         take: Any = partial(self.reserve, *size)
         return ArrayReservation(self._in_worker, take, options)
@@ -127,11 +129,16 @@ class TypedPublisher(_Wrapper, Publisher[T]):
 
 
 class ArrayReservation(Reservation):
-    """Entered, it gives the array."""
+    """Awaited, it gives the draft; entered, the array."""
 
-    async def __aenter__(self) -> Any:
+    if TYPE_CHECKING:
+
+        def __await__(self) -> Generator[Any, Any, ArrayDraft]: ...  # type: ignore[override]
+
+    async def __aenter__(self) -> ndarray[Any, Any]:  # type: ignore[override]
         taken: Any = await super().__aenter__()
-        return taken.array
+        array: ndarray[Any, Any] = taken.array
+        return array
 
 
 def _publishing(publish: Callable[..., int | None], encode: Callable[[Any], Any]) -> Callable[..., int | None]:

@@ -8,6 +8,7 @@ the reach's memory does, and the array that ``reserve`` gives is the draft's own
 from __future__ import annotations
 
 import math
+import operator
 import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,8 @@ class Image(numpy.ndarray[Any, Any]):
 
 
 def _trailer(shape: Sequence[int], dtype: Any, encoding: str) -> bytes:
+    if not isinstance(encoding, str):
+        raise InvalidArgument(f"encoding={encoding!r} is no text")
     kind = dtype.str.encode()
     name = encoding.encode()
     if not 1 <= len(shape) <= MAX_DIMENSIONS or dtype.kind not in "biufc" or len(kind) > 8:
@@ -105,12 +108,16 @@ def reserve(
     take: Callable[..., Draft], shape: Sequence[int], dtype: Any = "uint8", encoding: str = "", **options: Any
 ) -> ArrayDraft:
     """An image of that shape in memory that ``take`` gives."""
-    kind = numpy.dtype(dtype)
+    try:
+        shape = tuple(map(operator.index, shape))
+        kind = numpy.dtype(dtype)
+    except TypeError as error:
+        raise InvalidArgument(f"shape={shape!r}, dtype={dtype!r} are no image: {error}") from None
     trailer = _trailer(shape, kind, encoding)
     size = math.prod(shape) * kind.itemsize
     draft = take(size + TRAILER.size, **options)
     draft.write(trailer, size)
-    return ArrayDraft(draft, draft.array(tuple(shape), kind))
+    return ArrayDraft(draft, draft.array(shape, kind))
 
 
 CODEC: Codec[Image] = Codec("penstock.Image", "image", {"text": "penstock image 1"}, encode, decode, draft=reserve)

@@ -59,6 +59,8 @@ def shape_of(schema: Schema) -> Shape:
     """The shape of a message's value, or of one of its rows. ``ProtocolError`` where the schema is damaged."""
     definition: Any = schema.definition.get(schema.language)
     try:
+        if definition is True and schema.language == "jsonschema":
+            return ANY  # JSON Schema for whatever comes
         if schema.language == "jsonschema":
             return _of_json(definition, definition.get("$defs") or definition.get("definitions") or {}, 0)
         if schema.language == "protobuf":
@@ -69,7 +71,7 @@ def shape_of(schema: Schema) -> Shape:
             return _of_arrow_struct(_arrow_schema(definition), 0)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"the schema of {schema.name} cannot be read: {error}") from None
-    return {"utf-8": TEXT, "image": IMAGE}.get(schema.encoding, ANY)
+    return {"utf-8": TEXT, "image": IMAGE, "bytes": BYTES}.get(schema.encoding, ANY)
 
 
 def numeric_paths(shape: Shape, most: int = 100) -> list[str]:
@@ -230,7 +232,8 @@ def _of_dtype(dtype: Any) -> Shape:
         return BYTES
     if dtype.kind in "mM":
         return _of_unit("timestamp" if dtype.kind == "M" else "duration", dtype)
-    return {"b": BOOL, "U": TEXT}.get(dtype.kind) or (Shape(dtype.name) if dtype.name in NUMBERS else ANY)
+    # numbers that Arrow does not have (complex, more than 64 bits) are text
+    return {"b": BOOL}.get(dtype.kind) or (Shape(dtype.name) if dtype.name in NUMBERS else TEXT)
 
 
 def _of_unit(word: str, dtype: Any) -> Shape:
@@ -253,6 +256,9 @@ def _arrow_schema(definition: Any) -> Any:
 
 
 def _of_arrow_struct(fields: Any, depth: int) -> Shape:
+    names = [field.name for field in fields]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"two columns are called {twice!r}")
     return Shape("struct", None, tuple((field.name, _of_arrow(field.type, depth + 1)) for field in fields))
 
 
@@ -263,17 +269,21 @@ def _of_arrow(kind: Any, depth: int) -> Shape:
         return ANY
     if types.is_struct(kind):
         return _of_arrow_struct(kind, depth)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind) or types.is_list_view(kind):
         return Shape("list", _of_arrow(kind.value_type, depth + 1))
     if types.is_dictionary(kind):
         return _of_arrow(kind.value_type, depth + 1)
-    if types.is_string(kind) or types.is_large_string(kind):
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return TEXT
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return BYTES
+    if types.is_binary_view(kind):
         return BYTES
     if types.is_timestamp(kind) or types.is_duration(kind):
         return Shape(f"{'timestamp' if types.is_timestamp(kind) else 'duration'}[{kind.unit}]")
     name = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind))
+    if types.is_decimal(kind) or types.is_date(kind) or types.is_time(kind):
+        return TEXT
     return BOOL if name == "bool" else Shape(name) if name in NUMBERS else ANY
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.errors import PenstockError, ProtocolError
+from penstock.types.conformity import check_json
 from penstock.types.fields import Reader, Rows, fitted, reader_of
 from penstock.types.schema import Schema
 from penstock.types.shape import Shape, holds_rows, shape_of, union
@@ -65,13 +66,26 @@ class _Version:
         self.wraps = self.shape.kind != "struct"
         self.record = Shape("struct", None, (("value", self.shape),)) if self.wraps else self.shape
         self.holds_rows = holds_rows(schema)
+        self.takes_null = _takes_null(schema)
 
     def fits(self, value: Any) -> bool:
+        if value is None:
+            return self.takes_null
         rows = value if self.holds_rows and isinstance(value, Rows) else [value]
         try:
             return all(fitted(row, self.shape) is not None for row in rows)
         except ValueError:
             return False
+
+
+def _takes_null(schema: Schema) -> bool:
+    if schema.language != "jsonschema":
+        return False
+    try:
+        check_json(None, schema.definition["jsonschema"])
+    except ValueError:
+        return False
+    return True
 
 
 class Versions:
@@ -95,23 +109,21 @@ class Versions:
         #: whether a value is that record; else no version is one, and its only field is ``value``
         self.is_record = not all(one.wraps for one in newest_first)
         self.holds_rows = any(one.holds_rows for one in newest_first)
+        self.takes_null = any(one.takes_null for one in newest_first)
 
     def read(self, message: Any, place: Place | None = None) -> Any:
         """The whole value; ``ValueError`` where the message is of no version."""
         return self._read(message, place)[1]
 
     def rows(self, message: Any, place: Place | None = None, record: Shape | None = None) -> list[dict[str, Any]]:
-        """Its rows as columns of ``record`` (its own, or one of other widths) take them; ``ValueError`` where the
-        message is of no version."""
+        """Its rows as columns of ``record`` (its own, or one of other widths) take them, a null as a row of nulls;
+        ``ValueError`` where the message is of no version."""
         version, value = self._read(message, place)
+        if value is None and not version.takes_null:
+            raise ValueError("null is no value of its type")
         found = value if version.holds_rows and isinstance(value, Rows) else [value]
-        made: list[dict[str, Any]] = []
-        for row in found:
-            fit = fitted({"value": row} if version.wraps else row, record or self.record)
-            if fit is None:
-                raise ValueError("null is no value of its type")
-            made.append(fit)
-        return made
+        rows = ({"value": row} if version.wraps else row or {} for row in found)
+        return [fitted(row, record or self.record) for row in rows]
 
     def _read(self, message: Any, place: Place | None) -> tuple[_Version, Any]:
         first = self._at(place)

@@ -11,6 +11,7 @@ import contextlib
 import ssl
 import time
 from collections import deque
+from collections.abc import Awaitable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -139,6 +140,13 @@ class Client(_Base):
         self.close()
 
 
+class _Done:
+    """Something to await that is over already."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from ()
+
+
 class AsyncClient(_Base):
     """The client for asyncio: methods give something to await. Many may be awaited at a time."""
 
@@ -153,6 +161,7 @@ class AsyncClient(_Base):
     async def _answer(self, pending: Pending) -> Any:
         if pending.done:
             return pending.result()
+        self._link.check("this client")
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._link.fileno(), self._ready)
@@ -180,12 +189,13 @@ class AsyncClient(_Base):
             if not future.done():
                 future.set_result(None)
 
-    def close(self) -> None:
-        """Give the connection back."""
-        if self._loop is not None and not self._loop.is_closed():
+    def close(self) -> Awaitable[None]:
+        """Give the connection back. Done when it returns; what it gives may be awaited, as all methods here."""
+        if self._loop is not None and not (self.closed or self._loop.is_closed()):
             self._loop.remove_reader(self._link.fileno())
             self._loop.call_soon_threadsafe(self._tell_closed)
         self._close()
+        return _Done()
 
     def _tell_closed(self) -> None:
         """Nobody will answer those who still wait."""

@@ -21,7 +21,7 @@ from penstock.broker.client.dialogue import Dialogue
 from penstock.broker.hosts import hosts_of
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
 from penstock.channel import check_timeout
-from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError
+from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError, StateError
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
 ATTEMPT_S = 5.0  # for one attempt to connect: a machine that is gone answers nothing, and nothing else ends it
@@ -75,6 +75,14 @@ class Link:
         self._liveness: Liveness | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._waiting = 0  # who sleeps on the descriptor, which stays open until the last of them was woken
+
+    def check(self, handle: str) -> None:
+        """Refuse what was closed, and what belongs to another process."""
+        if os.getpid() != self._pid:
+            raise StateError(f"{handle} was opened before this process was forked; open it again in the child")
+        if self.closed:
+            raise ClosedError(f"{handle} was closed")
 
     # --- the descriptor
 
@@ -94,24 +102,44 @@ class Link:
 
     def wait(self, timeout: float | None) -> bool:
         """Sleep until there is something to do; False when the time is over."""
-        with self._lock:
-            self._interest()
-        if self.closed:
-            raise ClosedError("this client was closed")
-        if self._socket is None and self.dialogue.refused is not None:
-            return True  # nothing will come any more, which the next pump tells
+        self.begin_wait()
         try:
+            if self._socket is None and self.dialogue.refused is not None:
+                return True  # nothing will come any more, which the next pump tells
             found = bool(self._poll.poll(-1 if timeout is None else timeout))
             if self._woken and not self.closed:
                 self._woken = False
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
-        except (ValueError, OSError):
-            raise ClosedError("this client was closed") from None
-        return found
+            return found
+        finally:
+            self.end_wait()
+
+    def begin_wait(self) -> None:
+        """From here to ``end_wait`` the descriptor stays open, even if this is closed."""
+        self.check("this client")  # before the lock, which another thread may have held when this was forked
+        with self._lock:
+            self.check("this client")
+            self._interest()
+            self._waiting += 1
+
+    def end_wait(self) -> None:
+        """Nobody sleeps on the descriptor any more, of those that ``begin_wait`` has counted."""
+        with self._lock:
+            self._waiting -= 1
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Close the descriptors of a closed link, when nobody sleeps on them."""
+        if self.closed and not self._waiting and not self._poll.closed:
+            self._poll.close()
+            os.close(self._wake)
+            os.close(self._timer)
 
     def _set_timer(self) -> None:
         """Make the descriptor readable when it is time to connect again, or to look whether the broker is there."""
+        if self.closed:
+            return
         at = 0.0
         if self._socket is None:
             at = self._retry_at if self.dialogue.refused is None else 0.0
@@ -133,6 +161,8 @@ class Link:
 
     def wake(self) -> None:
         """End a ``wait`` of another thread."""
+        if self._poll.closed:
+            return
         self._woken = True
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
@@ -141,13 +171,17 @@ class Link:
 
     def pump(self) -> None:
         """Do what can be done now, without waiting."""
+        if os.getpid() != self._pid:
+            self._drop_socket()
+            self.check("this client")
         with self._lock:
             self._pump()
 
     def _pump(self) -> None:
-        if self.closed or os.getpid() != self._pid:
+        if self.closed:
             self._drop_socket()
-            raise ClosedError("this client was closed")
+            self._give_back()
+            self.check("this client")
         if self.dialogue.refused is not None and self._socket is None:
             raise self.dialogue.refused
         try:
@@ -252,7 +286,7 @@ class Link:
 
     def _send(self) -> None:
         sock = self._socket
-        if sock is None or self._connecting or self._shaking:
+        if sock is None or self._connecting or self._shaking or os.getpid() != self._pid:
             return
         try:
             while (data := self.dialogue.outgoing()) is not None:
@@ -333,6 +367,11 @@ class Link:
         self._connecting = self._shaking = False
         self._mask = 0
 
+    @property
+    def trouble(self) -> str:
+        """Why there is no connection now; empty while there is one."""
+        return "" if self.dialogue.ready else str(self._error or "not connected yet")
+
     def silence(self, waited_s: float) -> str:
         """No answer for so long, as a sentence that says why where that is known."""
         said = f"the broker at {self.host}:{self.port} did not answer within {waited_s:g} s"
@@ -380,12 +419,12 @@ class Link:
         if self._lock.acquire(timeout=1.0):  # a thread that is in pump sees `closed` at its next turn
             try:
                 self._drop_socket()
+                self._give_back()
             finally:
                 self._lock.release()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # also where it was refused to be made
+            self.closed, self._waiting = True, 0
             self._drop_socket()
-            self._poll.close()
-            os.close(self._wake)
-            os.close(self._timer)
+            self._give_back()

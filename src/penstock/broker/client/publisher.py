@@ -233,6 +233,7 @@ class Publisher(channel.Publisher):
     def _check(self) -> None:
         if self._closing:
             raise ClosedError(CLOSED)
+        self._client._link.check("this publisher")
 
     @property
     def ledger(self) -> Ledger:

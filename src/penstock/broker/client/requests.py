@@ -112,10 +112,14 @@ class Requests(ABC):
 
     # --- queues
 
-    def queue(self, name: str, *, create: bool = False, **options: Any) -> Any:
-        """Make a queue or change its options: topics, ack_timeout_s, max_deliveries, ttl_s, exclusive, dead_letter."""
-        line = f"QUEUE {words.check_queue(name)} {queue_options(**options)}{' create' if create else ''}"
-        return self._finish(self._dialogue.ask(line.strip(), convert=_nothing))
+    def queue(self, name: str, *, create: bool = False, drop_waiting: bool = False, **options: Any) -> Any:
+        """Make a queue or change its options: topics, ack_timeout_s, max_deliveries, ttl_s, exclusive, dead_letter.
+
+        Other topics are refused while messages of the old ones wait, unless with ``drop_waiting``.
+        """
+        flags = [word for word, said in (("create", create), ("drop_waiting", drop_waiting)) if said]
+        line = " ".join(filter(None, ["QUEUE", words.check_queue(name), queue_options(**options), *flags]))
+        return self._finish(self._dialogue.ask(line, convert=_nothing))
 
     def queues(self) -> Any:
         """All queues: a list of dicts."""

@@ -32,7 +32,7 @@ from penstock.broker.client.requests import milliseconds, queue_options, schema_
 from penstock.broker.liveness import DEFAULT_S
 from penstock.broker.words import TEMPORARY
 from penstock.channel import Ledger, check_timeout, choose
-from penstock.errors import ClosedError, InvalidArgument, ProtocolError, StateError
+from penstock.errors import InvalidArgument, ProtocolError, StateError
 
 if TYPE_CHECKING:
     from penstock._core import Batch, Message
@@ -84,7 +84,7 @@ class Subscriber(channel.Subscriber):
         self._moved = threading.Condition(self._turn)
         self._asleep = 0  # threads that wait for something to come
         self._sleeper = 0  # the one of them that waits at the socket; the others wait for `_moved`
-        where = options.get("topics") or "default"
+        where = options.get("topics") or ("" if queue else "default")  # of a queue only the broker knows its topics
         self._topics = options.get("topics")
         self._place = f"{host}:{port}/{where}?queue={self.queue}"
         self._counters = Counters("broker", "subscriber", self._place)
@@ -188,8 +188,7 @@ class Subscriber(channel.Subscriber):
             self._link.wake()
 
     def _check(self) -> None:
-        if self._link.closed:
-            raise ClosedError("this subscriber was closed")
+        self._link.check("this subscriber")
 
     # --- what messages are made of
 
@@ -282,8 +281,15 @@ class Subscriber(channel.Subscriber):
 
     def fileno(self) -> int:
         """Readable when something may have come."""
-        self._check()
-        return self._link.fileno()
+        with self._turn:
+            self._check()
+            return self._link.fileno()
+
+    def _begin_wait(self) -> None:
+        self._link.begin_wait()
+
+    def _end_wait(self) -> None:
+        self._link.end_wait()
 
     # --- acknowledging
 
@@ -406,6 +412,11 @@ class Subscriber(channel.Subscriber):
         self._link.finish(b"BYE" if self._mode is Ack.MANUAL else b"BYE unread")
         self._final = self.ledger
         self._counters.close()
+
+    @property
+    def trouble(self) -> str:
+        """Why it has no connection to its broker now; empty while it has one."""
+        return self._link.trouble
 
     @property
     def closed(self) -> bool:

@@ -3,6 +3,9 @@ args: ``field`` ("value": of the JSON content), ``by`` ("deviceId": a window for
 ``window_s`` (10.0) or ``window_count`` (null; when given, windows of that many messages), ``max_groups`` (10000).
 A window of time is closed by the first message after it and at the end. Properties: ``kind`` = "aggregate" and the
 one of ``by``.
+
+Example: {"name": "minutes", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Aggregator"}, "args":
+{"field": "celsius", "window_s": 60.0}}
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 args: ``by`` (null: the content; else a property, messages without it pass), ``window_s`` (60.0: a message that comes
 again later passes), ``max_keys`` (100000: of more than that the oldest are forgotten). What came before goes to the
 output ``dropped``, for who is linked to it, and is counted as filtered by this module.
+
+Example: {"name": "once", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Deduplicate"}, "args":
+{"by": "id", "window_s": 600.0}}
 """
 
 from __future__ import annotations

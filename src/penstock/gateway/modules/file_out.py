@@ -4,6 +4,9 @@ args: ``file`` (required), ``format`` ("lines": the content, in which a line's e
 object with ``time``, ``source``, ``properties`` and ``content``), ``max_bytes`` (null: no bound; else the file is then
 renamed to ``FILE.1`` and a new one begun), ``keep`` (5 old files), ``sync`` (false; true: on disk before a message
 counts as handled). A new file has mode 0600. Where writing fails (a full disk) nothing of the batch stays in the file.
+
+Example: {"name": "archive", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:FileOut"}, "args":
+{"file": "readings.jsonl", "format": "json", "max_bytes": 10000000}}
 """
 
 from __future__ import annotations

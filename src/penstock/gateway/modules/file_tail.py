@@ -5,6 +5,9 @@ pieces), ``place`` (null; a file that keeps how far all lines were handled: then
 were lost on their way are read once more, and the next run goes on there). Properties: ``file``, ``line`` (number since
 the module began; with a ``place``, since that was made). A file that is not there yet is waited for; one that was
 replaced or cut short is read anew from its beginning, with a ``place`` when the old one's lines were handled.
+
+Example: {"name": "lines", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:FileTail"}, "args":
+{"file": "/var/log/plc.log", "place": "plc.place"}}
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ long a sender may be silent), ``max_requests`` (64 at once), ``confirm`` ("publi
 the links' at_least_once sinks have handled it, by 503 after ``timeout_s``, so that the sender posts it again).
 Answers: 204 taken, 400, 401, 404, 405 to other methods, 411, 413, 503. Properties: ``path``, ``content-type``, and each
 ``X-Property-NAME`` (one of these two names is left out: they are what the request itself says).
+
+Example: {"name": "hook", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:HttpIn"}, "args":
+{"host": "0.0.0.0", "port": 8443, "path": "/hook", "token": "${file:hook.token}", "confirm": "handled"}}
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ args: ``url`` (required, http or https; ``USER:PASSWORD@`` in it is sent as basi
 500 and above, 408 and 429, and connections that fail are tried again; after that, and with other answers outside 200
 to 299, it is a failure. ``batch`` (1; more: so many that wait together are one request, without headers of their own),
 ``batch_format`` ("lines": contents, each with a line's end; "json": a list of objects as FileOut writes).
+
+Example: {"name": "uplink", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:HttpPoster"}, "args":
+{"url": "https://example.org/in", "token": "${file:uplink.token}", "batch": 100, "batch_format": "json"}}
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from penstock._core.gateway import GatewayMessage
-from penstock.gateway.errors import MessageFailed
+from penstock.gateway.errors import give_back
 from penstock.gateway.module import Module, Outlet, options
 from penstock.gateway.modules.file_out import as_json
 
@@ -81,6 +84,9 @@ class HttpPoster(Module):
 
     def receive(self, message: GatewayMessage) -> None:
         """Post one and wait for the answer."""
+        if self.configuration["batch"] > 1:  # it is tried again alone
+            self._post_batches([message])
+            return
         headers = {f"X-Property-{quote(k, safe='')}": _quoted(v) for k, v in message.properties.items()}
         self._post_until_taken(bytes(message), {**headers, **self._own_headers()})
 
@@ -96,10 +102,9 @@ class HttpPoster(Module):
             try:
                 self._post_until_taken(body, self._own_headers())
             except (OSError, http.client.HTTPException) as error:
-                if begin == 0 or self.on_failure is None:
+                if begin == 0:
                     raise
-                left = [(message, 1) for message in messages[begin:]]  # those before were taken
-                self.on_failure(MessageFailed(f"{type(error).__name__}: {error}", given_back=left))
+                give_back(self, error, *messages[begin:])  # those before were taken
                 return
 
     def _own_headers(self) -> dict[str, str]:
@@ -119,9 +124,11 @@ class HttpPoster(Module):
                     return
                 if last or not (status >= 500 or status in (408, 429)):
                     raise HttpRefused(f"{self._told} answered {status}")
+            except HttpRefused:
+                raise
             except (OSError, http.client.HTTPException) as error:
-                if last or isinstance(error, HttpRefused):
-                    raise
+                if last:
+                    raise ConnectionError(f"{self._told} did not answer: {error}") from error
             if tried > 1:  # the first time the connection may only have been closed while idle
                 self._ending.wait(self.configuration["backoff_s"] * 2 ** (tried - 2))
 

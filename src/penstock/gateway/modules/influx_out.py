@@ -5,6 +5,10 @@ times are nanoseconds), ``token`` (null), ``measurement`` ("gateway"; ``{NAME}``
 names of properties), ``fields`` (null: all numbers, truth values and texts of the content, a JSON object; or a list of
 names), and of HttpPoster ``timeout_s``, ``headers``, ``tries``, ``backoff_s``. What waits together is sent together.
 Content that is no JSON object with such a field is a failure of that message alone.
+
+Example: {"name": "influx", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:InfluxOut"}, "args":
+{"url": "http://10.0.0.5:8086/api/v2/write?org=plant&bucket=raw", "token": "${file:influx.token}", "measurement":
+"{quantity}", "tags": ["deviceId"]}}
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock._core.gateway import GatewayMessage
-from penstock.gateway.errors import MessageFailed
+from penstock.gateway.errors import give_back
 from penstock.gateway.module import options
 from penstock.gateway.modules.http_poster import ARGS, HttpPoster, check_token
 
@@ -39,16 +43,19 @@ class InfluxOut(HttpPoster):
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
         """Send them as lines of one request."""
-        lines = []
+        lines: list[str] = []
+        failed: list[tuple[Exception, GatewayMessage]] = []
         for message in messages:
             try:
                 lines.append(self._line(message))
             except ValueError as error:
-                if len(messages) == 1 or self.on_failure is None:
+                if len(messages) == 1:
                     raise
-                self.on_failure(MessageFailed(f"ValueError: {error}", given_back=[(message, 1)]))
+                failed.append((error, message))
         if lines:
             self._post_until_taken("\n".join(lines).encode(), self._own_headers())
+        for failure, message in failed:
+            give_back(self, failure, message)
 
     def receive(self, message: GatewayMessage) -> None:
         """Send one."""

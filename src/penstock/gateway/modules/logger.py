@@ -2,6 +2,9 @@
 
 args: ``file`` (null: logging), ``level`` ("INFO"), ``max_bytes`` (200: of content shown). The file is made readable by
 its owner alone and is appended to, a line a message, written at once.
+
+Example: {"name": "log", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Logger"}, "args": {"file":
+"messages.log"}}
 """
 
 from __future__ import annotations

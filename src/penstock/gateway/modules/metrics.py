@@ -3,6 +3,9 @@
 args: ``device`` ("deviceId") and ``sequence`` ("sequence"): the properties that name a stream and number its messages;
 ``period_s`` (null) publishes the counts as JSON that often. Per device, of messages with both properties: received,
 lost (numbers left out), out of sequence (not above the last); a message without them is non-conforming.
+
+Example: {"name": "counts", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Metrics"}, "args":
+{"period_s": 60.0}}
 """
 
 from __future__ import annotations

@@ -8,13 +8,15 @@ MqttIn: ``topics`` (["#"]), ``clean`` (false: the server keeps the session). Pro
 With QoS 1 and a kept session it is a durable source: the server is told when a message was handled.
 MqttOut: ``topic`` ("penstock"; ``{NAME}`` stands for a property), ``retain`` (false), ``timeout_s`` (10.0). With QoS 1
 a message is handled when the server has confirmed it; one that it has not is a failure, for the link to try again.
+
+Example: {"name": "sensors", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules.mqtt:MqttIn"}, "args":
+{"host": "10.0.0.2", "topics": ["plant/+/temperature"], "username": "gateway", "password": "${file:mqtt.password}"}}
 """
 
 from __future__ import annotations
 
 import contextlib
 import queue
-import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -22,9 +24,9 @@ from typing import Any
 
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.durable import Forwarder
-from penstock.gateway.errors import StepFailed
+from penstock.gateway.errors import StepFailed, give_back
 from penstock.gateway.module import Module, Outlet
-from penstock.gateway.mqtt_args import checked, client_of
+from penstock.gateway.mqtt_args import checked, client_of, publish_all
 
 MAX_WAITING = 65536
 
@@ -185,14 +187,11 @@ class MqttOut(_Mqtt):
         self._known.wait(c["timeout_s"])  # those that come first find the connection being made
         if not self._client.is_connected():
             raise ConnectionError(f"not connected to {c['host']}:{c['port']}")
-        sent = []
-        for message in messages:
-            topic = re.sub(r"{(.*?)}", lambda m, p=message.properties: p.get(m[1], "-"), c["topic"])  # type: ignore[misc]
-            sent.append(self._client.publish(topic, bytes(message), c["qos"], c["retain"]))
-        for info in sent if c["qos"] else ():
-            info.wait_for_publish(c["timeout_s"])
-            if not info.is_published():
-                raise TimeoutError(f"{c['host']}:{c['port']} has not confirmed a message in {c['timeout_s']} s")
+        failures = publish_all(self._client, c, messages)
+        if len(failures) == len(messages):
+            raise failures[0][0]
+        for failure, message in failures:
+            give_back(self, failure, message)
 
     def receive(self, message: GatewayMessage) -> None:
         """Publish one."""

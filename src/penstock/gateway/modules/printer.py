@@ -3,6 +3,9 @@
 args: ``format`` ("{content}"; also {properties}, {size}, {time}, {source} and {NAME} of any property), ``max_bytes``
 (200).
 A property that is not there is shown as "-". The format is filled in by name only: no attributes, no indexes.
+
+Example: {"name": "show", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Printer"}, "args":
+{"format": "{source} {deviceId}: {content}"}}
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 args: ``rename`` ({"old": "new"}), ``set`` ({"name": "value"}), ``drop`` (["name"]), ``keep`` (null: all; else a list).
 In that order: keep, drop, rename, set.
+
+Example: {"name": "names", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:PropertyMapper"},
+"args": {"rename": {"deviceId": "device"}, "set": {"site": "north"}}}
 """
 
 from __future__ import annotations

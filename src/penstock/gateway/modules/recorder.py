@@ -2,6 +2,9 @@
 
 args: ``directory`` (required), ``topic`` ("gateway"; ``{NAME}`` in it stands for a property's value, so that
 "{deviceId}" gives each device a topic, at most 1000). Messages that wait together are written together.
+
+Example: {"name": "record", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Recorder"}, "args":
+{"directory": "recording", "topic": "{deviceId}"}}
 """
 
 from __future__ import annotations

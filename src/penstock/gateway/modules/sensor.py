@@ -4,6 +4,9 @@ args: ``device`` ("sensor"), ``quantity`` ("temperature"), ``unit`` ("C"), ``mea
 (0.2), ``cycle_s`` (60.0), ``rate_per_s`` (10.0; 0: as fast as the sinks take them), ``count`` (null: for ever),
 ``seed`` (1). Content: JSON ``{"value": ...}``. Properties: ``deviceId``, ``quantity``, ``unit``, ``sequence`` (from 1),
 ``timestamp_ns``.
+
+Example: {"name": "boiler", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Sensor"}, "args":
+{"device": "boiler", "rate_per_s": 2.0}}
 """
 
 from __future__ import annotations

@@ -6,6 +6,10 @@ args: ``driver`` ("sqlite3"; such as "psycopg"), ``connect`` (the driver's argum
 run first, such as CREATE TABLE IF NOT EXISTS). Messages that wait together are one transaction. What has no such
 property or field is null; content that is no JSON, where a field is asked for, and a row that the database refuses are
 failures of that message alone.
+
+Example: {"name": "rows", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:SqlOut"}, "args":
+{"connect": {"database": "plant.db"}, "table": "readings", "columns": {"at": "time", "site": "property:site", "value":
+"json:value"}}}
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock._core.gateway import GatewayMessage
-from penstock.gateway.errors import MessageFailed
+from penstock.gateway.errors import give_back
 from penstock.gateway.module import Module, options
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
@@ -59,20 +63,23 @@ class SqlOut(Module):
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
         """Insert them, in one transaction."""
-        rows = []
+        rows: list[tuple[GatewayMessage, tuple[Any, ...]]] = []
+        failed: list[tuple[Exception, GatewayMessage]] = []
         for message in messages:
             try:
                 rows.append((message, self._row(message)))
             except ValueError as error:
                 if len(messages) == 1:
                     raise
-                self._give_back(error, message)
+                failed.append((error, message))
         try:
             self._insert([row for _, row in rows])
         except Exception as error:
-            if len(rows) < 2 or self._is_of_the_database(error):
+            if len(messages) == 1 or self._is_of_the_database(error):
                 raise
             self._insert_one_by_one(rows)
+        for failure, message in failed:
+            give_back(self, failure, message)
 
     def _insert_one_by_one(self, rows: Sequence[tuple[GatewayMessage, tuple[Any, ...]]]) -> None:
         """Find those that the database refuses: they must not cost the others."""
@@ -81,9 +88,9 @@ class SqlOut(Module):
                 self._insert([row])
             except Exception as error:
                 if self._is_of_the_database(error):
-                    self._give_back(error, *(message for message, _ in rows[number:]))
+                    give_back(self, error, *(message for message, _ in rows[number:]))
                     return
-                self._give_back(error, message)
+                give_back(self, error, message)
 
     def _insert(self, rows: Sequence[tuple[Any, ...]]) -> None:
         if not rows:
@@ -100,12 +107,6 @@ class SqlOut(Module):
         """Whether it is no fault of a row: no other row would be taken now either."""
         driver = importlib.import_module(self.configuration["driver"])
         return isinstance(error, OSError | driver.OperationalError | driver.InterfaceError)
-
-    def _give_back(self, error: Exception, *messages: GatewayMessage) -> None:
-        if self.on_failure is None:
-            raise error
-        told = f"{type(error).__name__}: {error}"
-        self.on_failure(MessageFailed(told, given_back=[(message, 1) for message in messages]))
 
     def receive(self, message: GatewayMessage) -> None:
         """Insert one."""

@@ -2,6 +2,9 @@
 
 args: ``outputs`` ({"hot": {"properties": {"kind": "warm"}}, ...}: the filters of links, in order). Links take them from
 ``NAME.hot``; what no filter lets through is published as usual, for links from ``NAME``.
+
+Example: {"name": "sorter", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Switch"}, "args":
+{"outputs": {"hot": {"where": ".celsius > 80"}, "cold": {"where": ".celsius < 5"}}}}
 """
 
 from __future__ import annotations

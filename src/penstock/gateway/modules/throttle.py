@@ -2,6 +2,9 @@
 
 args: ``rate_per_s`` (1.0), ``by`` (null: all together; else a property), ``max_keys`` (10000). What is dropped goes to
 the output ``dropped``, for who is linked to it, and is counted as filtered by this module.
+
+Example: {"name": "limit", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Throttle"}, "args":
+{"rate_per_s": 1.0, "by": "deviceId"}}
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 args: ``period_s`` (1.0), ``count`` (null: for ever), ``content`` (a text, ""), ``properties`` ({}).
 Each message also has the property ``tick``, from 1. The period is kept on average: a late tick is followed by a
 shorter wait, and ticks that were missed altogether are left out.
+
+Example: {"name": "tick", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Timer"}, "args":
+{"period_s": 5.0, "content": "poll"}}
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ fields of the content, a JSON object, or to properties, where null takes the pro
 properties to leave out). In a template ``{NAME}`` stands for a property, ``{content}`` for the content as text,
 ``{size}``, ``{source}``, and ``{json.a.b}`` for a value of the JSON content; what is not there is "-". A template of an
 object that is one ``{json...}`` alone keeps its kind (number, list). All of them see the message as it came.
+
+Example: {"name": "units", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Transform"}, "args":
+{"assign": [".fahrenheit = .celsius * 1.8 + 32"]}}
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ args: ``window_s`` (1.0), ``max_messages`` (1000) and ``max_bytes`` (1048576): a
 ``format`` ("lines": contents with a line's end between them; or "json": a list of their JSON values, or texts).
 Properties: ``count``, ``begin`` and ``end`` (seconds), and the one of ``by``. What has gathered is in memory: a window
 that is open when the gateway is killed is gone, one that is open at an orderly end is published.
+
+Example: {"name": "batches", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Window"}, "args":
+{"window_s": 10.0, "format": "json"}}
 """
 
 from __future__ import annotations

@@ -31,7 +31,23 @@ export const span = seconds => seconds < 120 ? `${Math.round(seconds)} s` : seco
 export const UNITS = { hz: rate, us: micros, count: value => Math.abs(value) < 10000 ? digits(value) : short(value), megabytes: value => bytes(value * 1e6), bytes: value => bytes(value) + "/s" };
 
 // The middle of a long name goes: its beginning says which reach, its end which channel.
+// What the names of all channels begin and end with, up to a slash: a name that is too long goes without it first, so that
+// names which differ look different.
+const common = { head: "", tail: "" };
+export function compareNames(names) {
+  const shared = (a, b) => { let at = 0; while (at < a.length && a[at] === b[at]) at++; return a.slice(0, at); };
+  const toSlash = text => text.slice(0, Math.max(0, text.lastIndexOf("/")));
+  const turned = text => [...text].reverse().join("");
+  const whole = names.length > 1 ? toSlash(names.reduce(shared)) : "", head = whole.length > 8 ? whole : "";
+  const rests = names.map(name => turned(name.slice(head.length)));
+  const tail = names.length > 1 ? turned(toSlash(rests.reduce(shared))) : "";
+  if (head === common.head && tail === common.tail) return;
+  Object.assign(common, { head, tail });
+  fitted.clear();
+}
 export function middle(text, most) {
+  if (text.length > most && common.head && text.startsWith(common.head)) text = "…" + text.slice(common.head.length);
+  if (text.length > most && common.tail && text.endsWith(common.tail)) text = text.slice(0, text.length - common.tail.length) + "…";
   if (text.length <= most) return text;
   const head = Math.ceil((most - 1) / 3), tail = most - 1 - head;
   return text.slice(0, head) + "…" + text.slice(text.length - tail);

@@ -1,5 +1,5 @@
 // The page: one event of the server each second brings what changed. One view is shown at a time, and only that one is drawn.
-import { TROUBLES, WORDS, WORST_FIRST, bytes, count, element, micros, nameIn, printable, rate, reconcile, span as spanText, text, worst } from "/format.js";
+import { TROUBLES, WORDS, WORST_FIRST, bytes, compareNames, count, element, micros, nameIn, printable, rate, reconcile, span as spanText, text, worst } from "/format.js";
 import { draw, nodeUnder } from "/graph.js";
 import { keep, kept } from "/choices.js";
 import { Plot, choice } from "/plots.js";
@@ -23,6 +23,7 @@ function reason(handle) {
 }
 
 function showHead(state) {
+  compareNames([...new Set([...view.handles.values()].map(handle => handle.channel))]);
   const words = [...view.handles.values()].filter(handle => !handle.internal).map(handle => handle.health), word = worst(words);
   const many = words.filter(found => TROUBLES.includes(found)).length;
   one("status").className = `pill ${view.lost ? "stuck" : word}`;
@@ -153,7 +154,7 @@ function showChannels() {
 
 function makeGroup(group, groups, all) {
   const made = element("details"), head = element("summary");
-  made.open = all <= 40 || groups <= 3 && group.members.length <= 60;
+  made.open = all <= 40 || groups === 1 && all <= 300 || groups <= 3 && group.members.length <= 60;
   head.append(element("span", "dot"), element("span", "name"), element("small"), element("b", "n"));
   made.append(head, element("div"));
   made.addEventListener("toggle", () => show());

@@ -32,6 +32,7 @@ export class Plot {
     canvas.addEventListener("pointermove", event => { this.cursor = event.offsetX; this.draw(); });
     canvas.addEventListener("pointerleave", () => { this.cursor = null; this.draw(); });
     canvas.addEventListener("pointerdown", event => { this.from = event.offsetX; canvas.setPointerCapture(event.pointerId); });
+    canvas.addEventListener("pointercancel", () => { this.from = this.cursor = null; this.draw(); });  // a finger that scrolls the page
     canvas.addEventListener("pointerup", event => this.choose(event.offsetX));
     canvas.addEventListener("dblclick", () => { choice.zoom = null; this.redraw(); });
   }

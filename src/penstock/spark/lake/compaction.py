@@ -18,6 +18,7 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from penstock.errors import CorruptionError, InvalidArgument
+from penstock.printable import command
 from penstock.spark.lake import delta, schema
 from penstock.spark.lake.files import File, check_sees, node, write_file
 from penstock.spark.lake.store import Store, store
@@ -123,7 +124,7 @@ def _merge(spark: SparkSession | None, where: Store, table: Any, groups: list[li
             if not wanted == written == result["rows"]:
                 raise CorruptionError(
                     f"node {result['node']} put {wanted} rows of {where.uri} together and wrote {written}; run: "
-                    f"penstock lake verify {where.uri}",
+                    f"{command('lake', 'verify', where.uri)}",
                     where.uri,
                 )
         nodes = {file["name"]: result["node"] for result in results for file in result["files"]}

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CapacityError, CorruptionError, InvalidArgument, PenstockError, StateError
+from penstock.printable import command
 from penstock.spark.lake import schema
 from penstock.spark.lake.files import File
 from penstock.spark.lake.store import LOG, Store
@@ -52,7 +53,8 @@ def open_table(where: Store, version: int | None = None) -> DeltaTable:
             raise _no_answer(where, error) from error
         if version is not None:
             raise InvalidArgument(f"{where.uri} cannot be opened at version {version}: {_first_line(error)}") from None
-        text = f"the log of {where.uri} cannot be read: {_first_line(error)}; run: penstock lake verify {where.uri}"
+        run = command("lake", "verify", where.uri)
+        text = f"the log of {where.uri} cannot be read: {_first_line(error)}; run: {run}"
         raise CorruptionError(text, where.uri) from error
 
 

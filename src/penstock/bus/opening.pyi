@@ -1,0 +1,90 @@
+# Written by scripts/openers.py from the signatures of open_publisher and open_subscriber.
+import datetime
+import os
+from collections.abc import Callable
+from typing import Any, TypedDict, TypeVar, Unpack, overload
+
+from numpy import dtype, ndarray
+
+from penstock._core import Message
+from penstock.address import ArrayLike
+from penstock.bus import Publisher, QueueSubscriber
+from penstock.channel import Overflow
+from penstock.types import Codec, TypedPublisher, TypedSubscriber
+from penstock.types.image import Image
+
+T = TypeVar("T")
+
+class PublisherOptions(TypedDict, total=False):
+    id: int
+    history: int | str | None
+    latest: bool
+    history_bytes: int | str | None
+    durable: str | os.PathLike[str] | None
+    durable_wait: bool
+    retain_bytes: int | str | None
+    retain_age_s: float | str | None
+    segment_bytes: int | str
+
+@overload
+def publisher(
+    name: str, /, *, type: type[ArrayLike], evolve: str = ...,
+    **options: Unpack[PublisherOptions],
+) -> TypedPublisher[ndarray[Any, Any]]: ...
+@overload
+def publisher(
+    name: str, /, *, type: type[T], evolve: str = ...,
+    **options: Unpack[PublisherOptions],
+) -> TypedPublisher[T]: ...
+@overload
+def publisher(
+    name: str, /, *, type: Codec[T], evolve: str = ...,
+    **options: Unpack[PublisherOptions],
+) -> TypedPublisher[T]: ...
+@overload
+def publisher(
+    name: str, /, *, type: dtype[Any], evolve: str = ...,
+    **options: Unpack[PublisherOptions],
+) -> TypedPublisher[ndarray[Any, Any]]: ...
+@overload
+def publisher(name: str, /, *, type: None = ..., **options: Unpack[PublisherOptions]) -> Publisher: ...
+
+class SubscriberOptions(TypedDict, total=False):
+    id: int
+    depth: int
+    overflow: str | Overflow
+    timeout: float | None
+    drop_above: int | None
+    priority: int
+    history: bool
+    on_message: Callable[[Message], Any] | None
+    start: int | str | datetime.datetime
+    durable: str | None
+
+@overload
+def subscriber(
+    name: str, /, *, type: type[Image], evolve: str = ...,
+    **options: Unpack[SubscriberOptions],
+) -> TypedSubscriber[Image]: ...
+@overload
+def subscriber(
+    name: str, /, *, type: type[ArrayLike], evolve: str = ...,
+    **options: Unpack[SubscriberOptions],
+) -> TypedSubscriber[ndarray[Any, Any]]: ...
+@overload
+def subscriber(
+    name: str, /, *, type: type[T], evolve: str = ...,
+    **options: Unpack[SubscriberOptions],
+) -> TypedSubscriber[T]: ...
+@overload
+def subscriber(
+    name: str, /, *, type: Codec[T], evolve: str = ...,
+    **options: Unpack[SubscriberOptions],
+) -> TypedSubscriber[T]: ...
+@overload
+def subscriber(
+    name: str, /, *, type: dtype[Any], evolve: str = ...,
+    **options: Unpack[SubscriberOptions],
+) -> TypedSubscriber[ndarray[Any, Any]]: ...
+@overload
+def subscriber(name: str, /, *, type: None = ..., **options: Unpack[SubscriberOptions]) -> QueueSubscriber: ...

@@ -1,0 +1,60 @@
+"""NATS as a neighbour: ``nats://HOST:PORT/SUBJECT`` reads from and publishes to servers that people run already.
+
+Core NATS by default; JetStream where ``stream=`` (reading) or ``jetstream=true`` (publishing) is given. Headers are
+properties. Needs nats-py: ``pip install 'penstock[nats]'``. Several servers: ``nats://a:4222,b:4222/SUBJECT``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock._core import Message
+    from penstock.address import Address
+    from penstock.channel import Publisher, Subscriber
+
+PORT = 4222
+
+
+def open_publisher(
+    address: Address,
+    *,
+    jetstream: bool = False,
+    token: str | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    tls: bool | str | None = None,
+    timeout: float = 10.0,
+) -> Publisher:
+    """A publisher for ``nats://HOST:PORT/SUBJECT``. ``jetstream``: each message is confirmed by its stream."""
+    from penstock.nats.connection import Access
+    from penstock.nats.publisher import Publisher
+
+    access = Access(address.host, address.port or PORT, token, user, password, tls, timeout)
+    return Publisher(access, address.topic, jetstream=jetstream)
+
+
+def open_subscriber(
+    address: Address,
+    *,
+    queue: str = "",
+    stream: str = "",
+    durable: str = "",
+    token: str | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    tls: bool | str | None = None,
+    timeout: float = 10.0,
+    on_message: Callable[[Message], Any] | None = None,
+) -> Subscriber:
+    """A subscriber for ``nats://HOST:PORT/SUBJECT``, which may have wildcards.
+
+    ``queue``: share the messages with others of that group. ``stream``: read what a JetStream stream has stored; with
+    ``durable`` the server remembers under that name what was read, and gives again what was not.
+    """
+    from penstock.nats.connection import Access
+    from penstock.nats.subscriber import Subscriber
+
+    access = Access(address.host, address.port or PORT, token, user, password, tls, timeout)
+    return Subscriber(access, address.topic, queue=queue, stream=stream, durable=durable).call_in_thread(on_message)

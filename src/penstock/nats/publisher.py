@@ -1,0 +1,160 @@
+"""Publisher of a subject. Core NATS: the server has the message. JetStream: its stream has stored it. Any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from penstock import channel
+from penstock._core import Counters
+from penstock._core.broker import reserve
+from penstock.channel import Ledger, check_subscribers, check_timeout
+from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
+from penstock.nats.connection import Access, Connection, check_subject, headers_of
+
+if TYPE_CHECKING:
+    from penstock._core import Batch, Draft, Message
+    from penstock.channel import Buffer
+
+UNDER_WAY = 256  # messages that wait for their stream's confirmation
+Headers = dict[str, str] | None
+
+
+class Publisher(channel.Publisher):
+    """``jetstream``: ``publish`` returns when a stream has stored the message."""
+
+    carries_properties = carries_properties_of_many = True
+
+    def __init__(self, access: Access, subject: str, *, jetstream: bool = False) -> None:
+        self.subject = check_subject(subject, wildcards=False)
+        self._counters = Counters("nats", "publisher", f"{access.place}/{subject}")
+        self._final: Ledger | None = None
+        self._lock = threading.Lock()
+        self._jetstream: Any = None
+        self._access = access
+        try:
+            self._connection = Connection(access)
+        except BaseException:
+            self._counters.close()
+            raise
+        if jetstream:
+            self._jetstream = self._connection.client.jetstream(timeout=access.timeout)
+
+    def publish(
+        self,
+        data: Buffer,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timestamp_ns: int | None = None,
+        timeout: float | None = None,
+    ) -> int | None:
+        """Publish a copy of ``data``. NATS knows no ordinals."""
+        self._send([(_bytes(data), headers_of(properties, timestamp_ns))], timeout)
+        return None
+
+    def publish_many(
+        self,
+        batch: Iterable[Buffer],
+        *,
+        properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Publish each of them, in order; gives how many were published. Properties: of all, or of each."""
+        items = [_bytes(item) for item in batch]
+        each = repeat(properties) if properties is None or isinstance(properties, Mapping) else list(properties)
+        if isinstance(each, list) and len(each) != len(items):
+            raise InvalidArgument(f"{len(items)} messages have {len(each)} properties")
+        return self._send([(item, headers_of(one, None)) for item, one in zip(items, each, strict=False)], timeout)
+
+    def forward(self, batch: Batch | Sequence[Message]) -> int:
+        """Publish messages of any reach with the times and properties they have."""
+        items = [(bytes(one), headers_of(one.properties, one.timestamp_ns or None)) for one in batch]
+        return self._send(items, None)
+
+    def reserve(self, size: int) -> Draft:
+        """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""
+        self._check()
+        return reserve(self.publish, size)
+
+    def _send(self, items: list[tuple[bytes, Headers]], timeout: float | None) -> int:
+        self._check()
+        most = self._connection.client.max_payload
+        for data, headers in items:
+            size = len(data) + sum(len(name) + len(value) + 4 for name, value in (headers or {}).items())
+            if size > most:
+                raise CapacityError(f"a message of {size} bytes is longer than the server takes ({most})")
+        within = self._access.timeout if timeout is None else check_timeout(timeout)
+        for begin in range(0, len(items), UNDER_WAY):
+            part = items[begin : begin + UNDER_WAY]
+            self._counters.add("matched", len(part))
+            self._counters.add("bytes", sum(len(data) for data, _ in part))
+            try:
+                self._connection.run(self._publish(part), within)
+            except BaseException as error:
+                self._counters.drop("refused" if isinstance(error, RefusedError) else "error", len(part))
+                if isinstance(error, TimeoutError):
+                    error.published = begin  # type: ignore[attr-defined]
+                raise
+            self._counters.add("delivered", len(part))
+        return len(items)
+
+    async def _publish(self, items: list[tuple[bytes, Headers]]) -> None:
+        if self._jetstream is not None:
+            sent = [self._jetstream.publish(self.subject, data, headers=headers) for data, headers in items]
+            await asyncio.gather(*sent)
+            return
+        client = self._connection.client
+        for data, headers in items:
+            await client.publish(self.subject, data, headers=headers)
+        await client.flush(self._access.timeout)
+
+    def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
+        """Wait for the connection alone: a NATS server does not tell who subscribes."""
+        check_subscribers(subscribers)
+        end = None if timeout is None else time.monotonic() + (check_timeout(timeout) or 0)
+        while not self._connection.client.is_connected:
+            self._check()
+            if end is not None and time.monotonic() >= end:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _check(self) -> None:
+        if self.closed:
+            raise ClosedError("this publisher was closed")
+
+    @property
+    def ledger(self) -> Ledger:
+        """A snapshot of the counts; delivered: the server has it, with ``jetstream`` its stream."""
+        if self._final is not None:
+            return self._final
+        found = self._counters.snapshot()
+        dropped = {reason: count for reason, count in found["dropped"].items() if count}
+        matched, delivered = found["matched"], found["delivered"]
+        return Ledger(matched, delivered, dropped, 0, matched - delivered - sum(dropped.values()))
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._final is not None
+
+    def close(self) -> None:
+        """Send what is pending, and leave."""
+        with self._lock:
+            if self._final is not None:
+                return
+            self._connection.close()
+            self._final = self.ledger
+            self._counters.close()
+
+
+def _bytes(data: Any) -> bytes:
+    """A copy. A text, or a number, which ``bytes`` would take for a size, has no buffer and is refused."""
+    try:
+        return bytes(memoryview(data))
+    except TypeError:
+        raise TypeError(f"publish takes bytes or a buffer, not {type(data).__name__}; encode it first") from None

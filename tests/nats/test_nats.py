@@ -1,0 +1,217 @@
+"""NATS as a neighbour: core and JetStream, in and out, headers as properties, from and to every other reach."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.bridge import Bridge
+from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
+from penstock.nats.connection import check_subject, headers_of, properties_of
+
+pytest.importorskip("nats", reason="nats-py is not installed")
+LONG = 60.0
+
+
+class Server:
+    """A nats-server with JetStream on loopback."""
+
+    def __init__(self, directory: Path, token: str = "") -> None:
+        from penstock.replica.cluster import server_program
+
+        with contextlib.closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = [server_program(), "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(directory)]
+        self._command = command + (["--auth", token] if token else [])
+        self.start()
+
+    def start(self) -> None:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(self._command, **quiet)  # type: ignore[call-overload]
+        end = time.monotonic() + LONG
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                assert time.monotonic() < end and self.process.poll() is None
+                time.sleep(0.01)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def address(self, subject: str, options: str = "") -> str:
+        return f"nats://127.0.0.1:{self.port}/{subject}{options}"
+
+    def make_stream(self, name: str, subjects: list[str]) -> None:
+        import asyncio
+
+        import nats
+
+        async def make() -> None:
+            client = await nats.connect(f"nats://127.0.0.1:{self.port}")
+            await client.jetstream().add_stream(name=name, subjects=subjects)
+            await client.close()
+
+        asyncio.run(make())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    started = Server(tmp_path_factory.mktemp("nats"))
+    yield started
+    started.end()
+
+
+def read(subscriber: Any, count: int) -> list[Any]:
+    found: list[Any] = []
+    while len(found) < count:
+        batch = subscriber.read_many(1024, LONG)
+        assert len(batch), f"{len(found)} of {count}"
+        found += batch
+    return found
+
+
+def test_core_both_ways_with_headers_and_times(server: Server) -> None:
+    with (
+        penstock.subscriber(server.address("core.>")) as subscriber,
+        penstock.publisher(server.address("core.a")) as publisher,
+    ):
+        publisher.publish(b"one", properties={"unit": "mm", "empty": ""}, timestamp_ns=7)  # type: ignore[call-arg]
+        publisher.publish_many(b"%d" % number for number in range(1000))
+        with publisher.reserve(4) as draft:
+            draft[:] = b"last"
+        first, *rest, last = read(subscriber, 1002)
+        assert (bytes(first), first.timestamp_ns, first.channel) == (b"one", 7, "core.a")
+        assert dict(first.properties) == {"unit": "mm", "empty": ""}
+        assert [bytes(message) for message in rest] == [b"%d" % number for number in range(1000)]
+        assert bytes(last) == b"last"
+        assert [message.ordinal for message in (first, *rest, last)] == list(range(1, 1003))
+        assert subscriber.read(0) is None
+        assert publisher.ledger.balanced and publisher.ledger.delivered == 1002
+        assert subscriber.ledger.balanced and subscriber.ledger.delivered == 1002
+    assert subscriber.ledger.balanced
+    for method in (lambda: subscriber.read(0), lambda: publisher.publish(b"late")):
+        with pytest.raises(ClosedError):
+            method()
+
+
+def test_a_queue_group_shares(server: Server) -> None:
+    with (
+        penstock.subscriber(server.address("shared", "?queue=g")) as one,
+        penstock.subscriber(server.address("shared", "?queue=g")) as two,
+        penstock.publisher(server.address("shared")) as publisher,
+    ):
+        publisher.publish_many(b"%d" % number for number in range(100))
+        found: list[bytes] = []
+        end = time.monotonic() + LONG
+        while len(found) < 100 and time.monotonic() < end:
+            found += [bytes(message) for each in (one, two) for message in each.read_many(100, 0.05)]
+        assert sorted(found, key=int) == [b"%d" % number for number in range(100)]
+
+
+def test_a_stream_gives_again_what_was_not_acknowledged(server: Server) -> None:
+    server.make_stream("kept", ["kept.*"])
+    with penstock.publisher(server.address("kept.a", "?jetstream=true")) as publisher:
+        publisher.publish_many(b"%d" % number for number in range(10))
+    where = server.address("kept.*", "?stream=kept&durable=reader")
+    with penstock.subscriber(where) as subscriber:
+        messages = [subscriber.receive(LONG) for _ in range(5)]
+        assert [message.position for message in messages] == [1, 2, 3, 4, 5]
+    with penstock.subscriber(where) as subscriber:
+        assert bytes(subscriber.receive(LONG)) == b"5", "0 to 4 were acknowledged when the block was left"
+        with pytest.raises(ZeroDivisionError), subscriber:
+            raise ZeroDivisionError
+    assert subscriber.closed
+    with penstock.subscriber(server.address("kept.*", "?stream=kept")) as everything:
+        assert [bytes(message) for message in read(everything, 10)] == [b"%d" % number for number in range(10)]
+
+
+def test_a_server_that_is_started_again_is_gone_on_with(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    try:
+        with (
+            penstock.subscriber(server.address("again")) as subscriber,
+            penstock.publisher(server.address("again"), timeout=1.0) as publisher,
+        ):
+            publisher.publish(b"before")
+            assert bytes(subscriber.receive(LONG)) == b"before"
+            server.end()
+            server.start()
+            end = time.monotonic() + LONG
+            while subscriber.read(0.1) is None:  # at most once: what is sent before both are back is lost
+                assert time.monotonic() < end
+                with contextlib.suppress(TimeoutError, ConnectionError, penstock.PenstockError):
+                    publisher.publish(b"after")
+    finally:
+        server.end()
+
+
+def test_bridges_to_and_from_other_reaches(server: Server, tmp_path: Path) -> None:
+    with Bridge(server.address("in"), f"journal:{tmp_path}/log#in").start():
+        with penstock.publisher(server.address("in")) as publisher:
+            publisher.publish(b"one", properties={"a": "b"}, timestamp_ns=1_000)  # type: ignore[call-arg]
+        with penstock.subscriber(f"journal:{tmp_path}/log#in", start="first") as reader:
+            message = reader.receive(LONG)
+            assert (bytes(message), dict(message.properties), message.timestamp_ns) == (b"one", {"a": "b"}, 1_000)
+    with (
+        penstock.subscriber(server.address("out")) as subscriber,
+        Bridge(f"journal:{tmp_path}/log#in", server.address("out"), source_options={"start": "first"}).start(),
+    ):
+        message = subscriber.receive(LONG)
+        assert (bytes(message), dict(message.properties), message.timestamp_ns) == (b"one", {"a": "b"}, 1_000)
+
+
+def test_what_cannot_be_is_refused(server: Server, tmp_path: Path) -> None:
+    with penstock.publisher(server.address("door")) as publisher:
+        with pytest.raises(CapacityError, match="longer than the server takes"):
+            publisher.publish(bytes(2 << 20))
+        for name, value in (("a:b", "x"), ("", "x"), ("é", "x"), ("a", "x\r\nb"), ("Nats-Msg-Id", "x")):
+            with pytest.raises(InvalidArgument):
+                publisher.publish(b"", properties={name: value})  # type: ignore[call-arg]
+        publisher.publish(b"")
+    with (
+        pytest.raises((RefusedError, TimeoutError)),
+        penstock.publisher(server.address("no.stream", "?jetstream=true"), timeout=2.0) as publisher,
+    ):
+        publisher.publish(b"nobody stores it")
+    with pytest.raises((RefusedError, TimeoutError, ConnectionError)):
+        penstock.subscriber(server.address("a", "?stream=nothere"), timeout=2.0)
+    for wrong in ("a..b", "", "a b", ">.a"):
+        with pytest.raises(InvalidArgument, match="subject"):
+            penstock.subscriber(server.address(wrong))
+    with pytest.raises(InvalidArgument, match="subject"):
+        penstock.publisher(server.address("a.*"))
+    for nobody in ("nats://127.0.0.1:1/a", "nats://127.0.0.1:1,127.0.0.1:2/a"):
+        with pytest.raises(ConnectionError, match="no NATS server answers"):
+            penstock.publisher(nobody, timeout=LONG)
+    with penstock.publisher(f"nats://127.0.0.1:1,127.0.0.1:{server.port}/a") as publisher:
+        publisher.publish(b"the second one is there")
+        with pytest.raises(TypeError, match="encode it first"):
+            publisher.publish("text")  # type: ignore[arg-type]
+    closed = Server(tmp_path, token="secret")
+    try:
+        with pytest.raises((RefusedError, ConnectionError, TimeoutError)):
+            penstock.publisher(closed.address("a"), timeout=2.0)
+        with penstock.publisher(closed.address("a", "?token=secret")) as publisher:
+            publisher.publish(b"let in")
+            assert "secret" not in repr(publisher)
+    finally:
+        closed.end()
+
+
+def test_subjects_and_headers() -> None:
+    assert check_subject("a.*.>", wildcards=True) == "a.*.>"
+    assert properties_of(headers_of({"a": "b"}, -5)) == ({"a": "b"}, -5)
+    assert properties_of({"Nats-Sequence": "4", "Penstock-Time-Ns": "x"}) == ({}, None)
+    assert headers_of({}, None) is None and properties_of(None) == ({}, None)
