@@ -107,8 +107,9 @@ def _client(parts: addresses.Address) -> Client:
 
 def _access(parts: addresses.Address) -> dict[str, Any]:
     tls: Any = parts.options.get("tls")
+    tls = True if tls in ("1", "true", "yes") else tls
     timeout = float(parts.options.get("timeout", ANSWER_S))
-    return {"token": parts.options.get("token"), "tls": True if tls in ("1", "true", "yes") else tls, "timeout": timeout}
+    return {"token": parts.options.get("token"), "tls": tls, "timeout": timeout}
 
 
 def _kept(parts: addresses.Address) -> str:
