@@ -145,7 +145,7 @@ def test_modules_in_processes_are_refused_by_name(folder: Path) -> None:
 # ---- what a module or program of a user's does wrong
 
 MODULES = """
-import sys, threading, time
+import subprocess, sys, threading, time
 import penstock
 from penstock.gateway import Module, Source
 
@@ -177,6 +177,10 @@ class Counts(Module):
     def receive(self, message):
         Counts.seen += 1
         self.publish(b'{"seen": %d}' % Counts.seen)
+
+class Runs(Module):
+    def receive(self, message):
+        subprocess.run(["true"], check=True)
 
 class Process(Module):
     def receive(self, message):
@@ -346,6 +350,11 @@ def test_state_of_a_class_does_not_pass_from_one_replay_to_the_next(folder: Path
     rules = ("--rule", "value.seen < 30", "--rule", "value.seen < 40")
     found = json.loads(run("replay", "rec", "--into", file, *rules, "--json", cwd=folder).stdout)
     assert [one["inputs"] for one in found["rules"]] == [30, 40]
+
+
+def test_processes_of_a_module_are_told(folder: Path) -> None:
+    done = run("replay", "rec", "--into", gateway_of(folder, "Runs"), "--for", "1s", cwd=folder)
+    assert done.returncode == 0 and done.stderr.count("subprocess.Popen was used") == 1, done.stderr
 
 
 def test_a_break_that_does_not_come_again_is_told(folder: Path) -> None:
