@@ -7,6 +7,7 @@
 
 #include "bus/objects.hpp"
 #include "gil.hpp"
+#include "platform/signals.hpp"
 
 namespace penstock::bus {
 
@@ -47,12 +48,17 @@ bool parse_id(PyObject *number, std::uint16_t *id) {
 }
 
 bool sleep_without_gil(Sleeper *sleeper, Deadline deadline) {
-    Slept slept;
-    {
-        GilReleased released;
-        slept = sleeper->sleep(deadline);
+    for (const bool main = is_main_thread();;) {
+        if (main && PyErr_CheckSignals() != 0) return false;  // before each sleep: a signal may have interrupted nothing
+        const Deadline slice = main ? deadline.or_before({monotonic_ns() + signal_slice_ns}) : deadline;
+        Slept slept;
+        {
+            GilReleased released;
+            slept = sleeper->sleep(slice);
+        }
+        if (slept == Slept::interrupted) return PyErr_CheckSignals() == 0;
+        if (slept == Slept::woken || deadline.passed()) return true;
     }
-    return slept != Slept::interrupted || PyErr_CheckSignals() == 0;
 }
 
 void give_way() { GilReleased released; }

@@ -15,6 +15,7 @@
 #include <cerrno>
 
 #include "platform/futex.hpp"
+#include "platform/signals.hpp"
 #include "shm/membership.hpp"
 
 namespace penstock::shm {
@@ -33,11 +34,8 @@ inline void relax() {
 // Long enough to catch the next message of a stream, short enough to be wasted.
 inline constexpr std::int64_t short_spin_ns = 20'000;
 
-// How long a signal may wait to be seen: one that comes between the caller's look and the sleep, or in a spin.
-inline constexpr std::int64_t signal_slice_ns = 100'000'000, signal_spin_ns = 10'000'000;
-
-// The main thread alone has signals to see to.
-inline bool is_main_thread() { return getpid() == gettid(); }
+// How long a signal may wait to be seen that comes in a spin.
+inline constexpr std::int64_t signal_spin_ns = 10'000'000;
 
 // Looks again and again until `until_ns`. A long spin gives way between looks after a few microseconds, for whoever must
 // act first may need this very core; a short one does not, for on a busy machine giving way costs a time slice.

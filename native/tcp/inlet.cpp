@@ -14,6 +14,8 @@
 #include <system_error>
 #include <thread>
 
+#include "platform/signals.hpp"
+
 namespace penstock::tcp {
 
 namespace {
@@ -418,8 +420,10 @@ Read Inlet::poll(std::int64_t deadline_ns) {
         std::int64_t left = deadline_ns == 0 ? 0 : deadline_ns - monotonic_ns();
         milliseconds = left <= 0 ? 0 : static_cast<int>(std::min<std::int64_t>((left + 999'999) / 1'000'000, 1 << 30));
     }
-    int count = ::epoll_wait(epoll_, events, 64, milliseconds);
+    const bool in_part = (milliseconds < 0 || milliseconds > signal_slice_ms) && is_main_thread();
+    int count = ::epoll_wait(epoll_, events, 64, in_part ? signal_slice_ms : milliseconds);
     if (count < 0) return errno == EINTR ? Read::interrupted : Read::closed;
+    if (count == 0 && in_part) return Read::interrupted;  // perhaps: the caller looks
     bool any = false;
     for (int i = 0; i < count; ++i) {
         auto *stream = static_cast<Stream *>(events[i].data.ptr);

@@ -10,6 +10,7 @@
 #include <new>
 #include <utility>
 
+#include "platform/signals.hpp"
 #include "tcp/inlet.hpp"
 #include "tcp/outlet.hpp"
 
@@ -277,10 +278,11 @@ Sent Outlet::pump_until(Lock &lock, std::uint64_t size, bool empty, std::int64_t
             continue;
         }
         lock.unlock();
-        int ready = ::poll(descriptors.data(), descriptors.size(), left);
+        const bool in_part = (left < 0 || left > signal_slice_ms) && is_main_thread();
+        int ready = ::poll(descriptors.data(), descriptors.size(), in_part ? signal_slice_ms : left);
         int error = errno;
         lock.lock();
-        if (ready < 0 && error == EINTR) {
+        if ((ready < 0 && error == EINTR) || (ready == 0 && in_part)) {
             result = Sent::interrupted;
             break;
         }

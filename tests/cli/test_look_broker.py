@@ -17,6 +17,8 @@ from penstock.broker.explain import explain
 
 from .command import run
 
+PATIENT = "timeout=60"  # on a loaded machine a broker may take longer than the two seconds of these commands
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
@@ -48,13 +50,13 @@ def test_info_tells_what_is_kept_of_a_topic_that_nobody_has_open(server: Server)
         client.publish("other", b"x")
         client.publish_many("work.a", [b"1", b"2"])
         client.queue("jobs", topics="work.>", from_position=1)
-    for place in ("work.a", "work.a?queue=jobs"):
+    for place in (f"work.a?{PATIENT}", f"work.a?queue=jobs&{PATIENT}"):
         done = run("info", f"broker://127.0.0.1:{server.port}/{place}", "--json")
         assert done.returncode == 0, done.stderr
         facts = json.loads(done.stdout)["facts"]
         assert facts["kept"].startswith("from ordinal 1 of work.a on, position 2,")
         assert facts["queue jobs"] == "of work.>: 2 wait, 0 in flight, 0 consumers"
-    done = run("info", f"broker://127.0.0.1:{server.port}/work.b", "--json")
+    done = run("info", f"broker://127.0.0.1:{server.port}/work.b?{PATIENT}", "--json")
     assert json.loads(done.stdout)["facts"]["kept"] == "nothing"
 
 
@@ -83,12 +85,12 @@ def test_info_of_a_queue_shows_that_queue(server: Server) -> None:
         client.publish_many("work.a", [b"1", b"2", b"3"])
         with client.subscribe("looked-at", ack="read") as consumer:
             assert consumer.read(30) is not None
-    for address in ("broker:looked-at", f"broker://127.0.0.1:{server.port}/?queue=looked-at"):
+    for address in (f"broker:looked-at?{PATIENT}", f"broker://127.0.0.1:{server.port}/?queue=looked-at&{PATIENT}"):
         handles = json.loads(run("info", address, "--json").stdout)["handles"]
         assert [(handle["kind"], handle["name"]) for handle in handles] == [("queue", "looked-at")], handles
     handles = json.loads(run("info", f"broker://127.0.0.1:{server.port}", "--json").stdout)["handles"]
     assert handles[0]["kind"] == "broker" and handles[0]["last_ns"], "when it got its last message"
-    facts = json.loads(run("info", f"broker://127.0.0.1:{server.port}/?queue=lookedat", "--json").stdout)["facts"]
+    facts = json.loads(run("info", f"broker://127.0.0.1:{server.port}/?queue=lookedat&{PATIENT}", "--json").stdout)["facts"]
     assert facts["queue lookedat"] == "is not there; did you mean looked-at?"
 
 
@@ -98,11 +100,11 @@ def test_a_token_without_the_right_to_a_topic_is_a_reason(tmp_path: Path) -> Non
     tokens.chmod(0o600)
     with Server(tmp_path / "d", 0, tokens=tokens).start() as server, Server(tmp_path / "e", 0).start():
         place = f"broker://127.0.0.1:{server.port}"
-        done = run("why", f"{place}/t?token=secret")
+        done = run("why", f"{place}/t?token=secret&{PATIENT}")
         assert done.returncode == 0 and "was that meant" not in done.stdout, "the other broker is no reason"
-        done = run("why", f"{place}/u?token=secret")
+        done = run("why", f"{place}/u?token=secret&{PATIENT}")
         assert done.returncode == 4 and "neither yours to publish to nor to read: u" in done.stdout
-        facts = json.loads(run("info", f"{place}/t?token=secret", "--json").stdout)["facts"]
+        facts = json.loads(run("info", f"{place}/t?token=secret&{PATIENT}", "--json").stdout)["facts"]
         assert facts["kept"] == "nothing" and "right statistics" in facts["queues"]
 
 
@@ -110,7 +112,7 @@ def test_of_several_brokers_one_that_answers_is_enough(server: Server) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         dead = nobody.getsockname()[1]
-        place = f"broker://127.0.0.1:{dead},127.0.0.1:{server.port}/t"
+        place = f"broker://127.0.0.1:{dead},127.0.0.1:{server.port}/t?{PATIENT}"
         done = run("why", place)
         assert done.returncode == 0 and f"nobody listens at 127.0.0.1:{dead}" in done.stdout, done.stdout
         assert json.loads(run("info", place, "--json").stdout)["facts"]["kept"] == "nothing"

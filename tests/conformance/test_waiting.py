@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -239,3 +242,48 @@ def test_a_subscriber_that_was_killed_is_not_ready(reach: Reach) -> None:
         assert time.monotonic() < deadline, "it counts though it is dead"
         time.sleep(0.01)
     assert not publisher.wait_ready(1, 0.01)
+
+
+class Interrupted(Exception):
+    """By a signal's function."""
+
+
+@contextlib.contextmanager
+def a_signal_that_interrupts_no_call() -> Iterator[None]:
+    """It comes to another thread, so that no system call of this one ends with EINTR: as one that comes in the last
+    moment before the call begins."""
+
+    def handle(*_: object) -> None:
+        raise Interrupted
+
+    def send() -> None:
+        time.sleep(0.2)  # by now this thread waits; if not, it is told the sooner
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    thread = threading.Thread(target=send)
+    try:
+        thread.start()
+        yield
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("method", ["read", "read_many", "wait", "receive"])
+def test_a_signal_reaches_python_from_a_wait_that_nothing_interrupts(reach: Reach, method: str) -> None:
+    _, subscriber = reach.pair()
+    begin = time.monotonic()
+    with pytest.raises(Interrupted), a_signal_that_interrupts_no_call():
+        getattr(subscriber, method)(timeout=LONG)
+    assert time.monotonic() - begin < LONG / 2
+
+
+@pytest.mark.needs("block")
+def test_a_signal_reaches_python_from_a_publish_that_waits(reach: Reach) -> None:
+    publisher, _ = reach.pair(reach.bounded(4, "block", LONG))
+    begin = time.monotonic()
+    with pytest.raises(Interrupted), a_signal_that_interrupts_no_call():
+        for _ in range(reach.flood_count):
+            publisher.publish(bytes(reach.flood_padding + 1))
+    assert time.monotonic() - begin < LONG / 2

@@ -23,6 +23,7 @@ from penstock.broker.words import Refusal
 from penstock.journal import Journal
 from penstock.journal.schemas import MAX_VERSIONS, Schemas, read_schemas
 from penstock.recording.recorder import Plan, Recorder
+from tests.cli.command import run
 
 LONG = 30.0
 
@@ -294,6 +295,8 @@ def test_the_command_shows_schemas(tmp_path: Path) -> None:
     assert (
         done.returncode == 0 and "PoseAndTime as json, version 2" in done.stdout and '"type": "number"' in done.stdout
     )
+    assert command("schema", f"journal:{tmp_path / 'j'}").stdout == done.stdout
+    assert "PoseAndTime as json" in command("schema", f"journal:{tmp_path / 'j'}#pose").stdout
     lines = command("schema", tmp_path / "j", "--all", "--json").stdout.splitlines()
     assert [json.loads(line)["version"] for line in lines] == [1, 2]
     with penstock.publisher("shm:/types-shown", type=timestamp_pb2.Timestamp):
@@ -335,3 +338,26 @@ def test_a_bridge_carries_on_where_the_sink_has_another_type(
             assert bytes(subscriber.receive(60)) == b'{"x":1.5}'
             assert subscriber.schema == text(Angle)
     assert "without their type" in caplog.text
+
+
+def test_a_damaged_schema_costs_its_own_topic_alone(tmp_path: Path) -> None:
+    """Somebody's own codec may say anything of its messages; ``true`` is a whole JSON Schema."""
+    where = f"journal:{tmp_path / 'run'}"
+    odd: dict[str, tuple[str, Any]] = {
+        "true": ("json", {"jsonschema": True}), "text": ("json", {"jsonschema": "nonsense"}),
+        "proto": ("protobuf", {"protobuf": "AAAA"}), "arrow": ("arrow", {"arrow": "AAAA"}), "np": ("numpy", {"dtype": 5}),
+    }  # fmt: skip
+    for topic, (encoding, definition) in odd.items():
+        codec = types.Codec(topic, encoding, definition, bytes, bytes)
+        with penstock.publisher(f"{where}#{topic}", type=codec) as publisher:
+            publisher.publish(b'{"x":1}')
+    shown = run("schema", str(tmp_path / "run"))
+    assert shown.returncode == 0 and all(f"#{topic}: {topic} as" in shown.stdout for topic in odd), shown
+    for topic in ("true", "text"):
+        one = run("sub", f"{where}#{topic}", "--from", "1", "--count", "1", "--fields", "x")
+        assert (one.returncode, one.stdout) == (0, "1\n"), one
+    out = tmp_path / "a.mcap"
+    assert run("export", str(tmp_path / "run"), "--to", "mcap", "-o", str(out)).returncode == 0
+    assert run("import", str(out), "-o", str(tmp_path / "back")).returncode == 0
+    again = run("schema", str(tmp_path / "back"))
+    assert again.stdout.replace(str(tmp_path / "back"), str(tmp_path / "run")) == shown.stdout

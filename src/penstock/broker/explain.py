@@ -102,12 +102,14 @@ def _network(parts: addresses.Address) -> list[Finding]:
 def _client(parts: addresses.Address) -> Client:
     from penstock.broker import Client
 
-    return Client(parts.host, parts.port or PORT, timeout=ANSWER_S, reconnect=False, **_access(parts))
+    return Client(parts.host, parts.port or PORT, reconnect=False, **_access(parts))
 
 
 def _access(parts: addresses.Address) -> dict[str, Any]:
     tls: Any = parts.options.get("tls")
-    return {"token": parts.options.get("token"), "tls": True if tls in ("1", "true", "yes") else tls}
+    tls = True if tls in ("1", "true", "yes") else tls
+    timeout = float(parts.options.get("timeout", ANSWER_S))
+    return {"token": parts.options.get("token"), "tls": tls, "timeout": timeout}
 
 
 def _kept(parts: addresses.Address) -> str:
@@ -117,7 +119,7 @@ def _kept(parts: addresses.Address) -> str:
 
     access = _access(parts)
     access["tls"] = tls_context(access["tls"])
-    with RangeClient(parts.host, parts.port or PORT, timeout=ANSWER_S, **access) as reader:
+    with RangeClient(parts.host, parts.port or PORT, **access) as reader:
         found = list(reader.fetch(1, 1, topics=[parts.topic]))
     if not found:
         return "nothing"

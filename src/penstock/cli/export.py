@@ -410,12 +410,13 @@ class _Pictures:
 def _mcap_schema(described: Schema) -> dict[str, Any]:
     """What other programs understand: JSON Schema and protobuf's descriptors; else the text itself under our name."""
     definition: Any = described.definition.get(described.language)
-    if described.language == "jsonschema" and described.encoding == "json":
-        shape = shape_of(described)  # without references, which viewers do not follow
-        plain = json_schema(shape) if shape.kind in ("struct", "map") else definition
-        return {"name": described.name, "encoding": "jsonschema", "data": json.dumps(plain).encode()}
-    if described.language == "protobuf":
-        return {"name": described.name, "encoding": "protobuf", "data": base64.b64decode(definition["files"])}
+    with contextlib.suppress(PenstockError, KeyError, TypeError, ValueError):  # a damaged one goes as it is
+        if described.language == "jsonschema" and described.encoding == "json":
+            shape = shape_of(described)  # without references, which viewers do not follow
+            plain = json_schema(shape) if shape.kind in ("struct", "map") else definition
+            return {"name": described.name, "encoding": "jsonschema", "data": json.dumps(plain).encode()}
+        if described.language == "protobuf":
+            return {"name": described.name, "encoding": "protobuf", "data": base64.b64decode(definition["files"])}
     return {"name": described.name, "encoding": "x-penstock", "data": described.text.encode()}
 
 

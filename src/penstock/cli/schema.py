@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -34,7 +35,8 @@ def schema(
     Example: [green]penstock schema shm:/pose[/]
     """
     found = 0
-    said = _of_folder(Path(target), every) if is_folder(target) else _of_address(target, timeout)
+    journal = Path(target.removeprefix("journal:"))  # without a topic, all of them are shown
+    said = _of_folder(journal, every) if journal.is_dir() or is_folder(target) else _of_address(target, timeout)
     for where, version, text in said:
         found += 1
         described = Schema.parse(text)
@@ -91,7 +93,13 @@ def _of_address(target: str, timeout: float) -> Iterator[tuple[str, int, str]]:
 
 
 def lines(described: Schema) -> list[str]:
-    """A schema for people."""
+    """A schema for people; one that is damaged as it is."""
+    with contextlib.suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return _lines(described)
+    return json.dumps(described.definition, indent=2).splitlines()
+
+
+def _lines(described: Schema) -> list[str]:
     definition: Any = described.definition.get(described.language)
     if described.language == "protobuf":
         return list(_protobuf(described.name, definition))

@@ -268,7 +268,10 @@ def at(value: Any, steps: Iterable[Step]) -> Any:
 
 def check_path(schema: Schema, text: str) -> None:
     """``InvalidArgument`` names what there is, where the schema has no such field."""
-    shape = shape_of(schema)
+    try:
+        shape = shape_of(schema)
+    except ProtocolError:
+        shape = Shape("any")  # a damaged schema says nothing of fields
     for step in parse_path(text):
         if shape.item is not None and isinstance(step, int) == (shape.kind == "list"):
             shape = shape.item
