@@ -502,7 +502,7 @@ class Subscriber(Handle, Generic[T]):
             return self
         if self._caller is not None:
             raise StateError("a thread calls this subscriber's function already")
-        clock.refuse_if_virtual("on_message= (in a thread of its own)")
+        clock.refuse_if_virtual("on_message= (in a thread of its own; at a bus a CallbackSubscriber has none)")
         read = self.read  # taken before `read` is replaced below, which refuses it to all others
         self._caller = threading.Thread(target=self._serve, args=(read,), name="penstock-on-message", daemon=True)
         self.on_message(function)

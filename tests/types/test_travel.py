@@ -296,6 +296,8 @@ def test_the_command_shows_schemas(tmp_path: Path) -> None:
     assert (
         done.returncode == 0 and "PoseAndTime as json, version 2" in done.stdout and '"type": "number"' in done.stdout
     )
+    assert command("schema", f"journal:{tmp_path / 'j'}").stdout == done.stdout
+    assert "PoseAndTime as json" in command("schema", f"journal:{tmp_path / 'j'}#pose").stdout
     lines = command("schema", tmp_path / "j", "--all", "--json").stdout.splitlines()
     assert [json.loads(line)["version"] for line in lines] == [1, 2]
     with penstock.publisher("shm:/types-shown", type=timestamp_pb2.Timestamp):
