@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 namespace penstock::bus {
@@ -17,10 +18,9 @@ SlabPool *SlabPool::make(std::uint32_t block_bytes, std::uint32_t count) noexcep
         delete pool;
         return nullptr;
     }
+    std::memset(pool->memory_, 0, pool->stride_ * count);  // a draft that is not filled shows no memory of the program
     for (std::uint32_t i = count; i-- > 0;) {
         Header *header = pool->block(i);
-        header->flags = 0;
-        header->reference_count = 0;
         header->capacity = block_bytes;
         header->next = pool->free_;
         pool->free_ = header;
@@ -73,7 +73,8 @@ Header *HeapPool::get(std::uint32_t size) noexcept {
         --kept_count_[kind];
     } else {
         std::size_t capacity = kind < classes ? std::size_t{64} << kind : size;
-        header = static_cast<Header *>(std::malloc(header_size + capacity));
+        // Cleared: a draft that is not filled must not show what the program had in this memory.
+        header = static_cast<Header *>(std::calloc(1, header_size + capacity));
         if (!header) return nullptr;
         header->capacity = static_cast<std::uint32_t>(capacity);
     }

@@ -437,6 +437,11 @@ class Subscriber(Handle, Generic[T]):
         """``schema`` of one of its topics, as ``message.channel`` names it; a reach of one topic has one schema."""
         return self.schema
 
+    def schemas_of(self, topic: str | None) -> list[str]:
+        """Every version of ``schema_of``, as far as the reach keeps them, the newest last."""
+        newest = self.schema_of(topic)
+        return [newest] if newest else []
+
     def receive(self, timeout: float | None = None) -> Message[T]:
         """``read`` that raises ``TimeoutError`` instead of giving None."""
         message = self.read(timeout)
@@ -497,7 +502,7 @@ class Subscriber(Handle, Generic[T]):
             return self
         if self._caller is not None:
             raise StateError("a thread calls this subscriber's function already")
-        clock.refuse_if_virtual("on_message= (in a thread of its own)")
+        clock.refuse_if_virtual("on_message= (in a thread of its own; at a bus a CallbackSubscriber has none)")
         read = self.read  # taken before `read` is replaced below, which refuses it to all others
         self._caller = threading.Thread(target=self._serve, args=(read,), name="penstock-on-message", daemon=True)
         self.on_message(function)
@@ -516,7 +521,10 @@ class Subscriber(Handle, Generic[T]):
                 continue
             try:
                 message = read(None)
-            except (ClosedError, RefusedError) as error:  # its publisher has another type
+            except (ClosedError, RefusedError) as error:
+                if not self.closed and getattr(self, "refusal", None) is not None:
+                    time.sleep(LOOK_S)  # its publisher has another type, and one of the right type may come
+                    continue
                 if not self.closed:
                     logger.warning("%r: its function will not be called any more: %s", self, error)
                 return

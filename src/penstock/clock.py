@@ -120,6 +120,8 @@ class _Heap:
         """Call ``function`` at ``when`` or later."""
         if math.isnan(when):  # the heap would lose its order
             raise InvalidArgument("a timer is due at a number of seconds, not at nan")
+        if not callable(function):
+            raise TypeError(f"a timer calls a function, not {type(function).__name__}")
         timer = Timer(self, when, function)
         entry = (when, next(self._numbers), timer)
         with self._lock:
@@ -182,7 +184,7 @@ class VirtualClock(_Heap):
 
     def advance(self, seconds: float) -> int:
         """Advance the time and fire, in this thread and in order, what becomes due; returns how many fired."""
-        if not 0 <= seconds < math.inf:
+        if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
             raise InvalidArgument(f"a clock goes forward, by a finite number of seconds: seconds={seconds!r}")
         fired = 0
         target = self._now + seconds
@@ -452,6 +454,20 @@ def refuse_if_virtual(what: str) -> None:
         refused = RefusedError(f"{what} cannot be replayed the same way twice")
         _current.refused = _current.refused or refused  # whoever moves the clock ends, also where a program catches it
         raise refused
+
+
+def in_use() -> bool:
+    """Whether a virtual clock is in use."""
+    return isinstance(_current, VirtualClock)
+
+
+def pass_time(timeout: float | None, what: str) -> None:
+    """Under a virtual clock, in the place of a wait for what others do: a thread of the clock's lets them go on for so
+    long, any other one does not wait, as nobody does anything meanwhile. A wait without an end is refused."""
+    if timeout is None:
+        refuse_if_virtual(f"{what} without a time-out (nothing happens while it waits; timeout=0 takes what is there)")
+    elif timeout > 0 and _VirtualThread.mine() is not None:
+        sleep(timeout)
 
 
 def note_failure(where: str, error: BaseException) -> None:

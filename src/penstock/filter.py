@@ -36,7 +36,7 @@ from penstock.errors import InvalidArgument, nearest
 if TYPE_CHECKING:
     from penstock._core import Message
 
-__all__ = ["compile_assignment", "compile_filter", "compile_rule", "FilterError"]
+__all__ = ["compile_assignment", "compile_filter", "compile_rule", "Filter", "FilterError"]
 
 MAX_TEXT = 4096
 MAX_DEPTH = 64
@@ -44,6 +44,7 @@ MAX_WORDS = 1000  # a sum of n terms is evaluated n calls deep, so this bounds t
 
 Evaluate = Callable[["Subject"], Any]
 Read = Callable[[Any], Any]
+Steps = list[str | int]  # names and places of a path
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
@@ -108,15 +109,25 @@ _FIELDS: dict[str, Evaluate] = {
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
-def compile_filter(expression: str) -> Callable[..., bool]:
+def compile_filter(expression: str) -> Filter:
     """A function that says whether a message passes ``expression``; ``FilterError`` points at a mistake.
 
     It takes the message and, if known, the function that gives its value (``penstock.types.fields``).
     """
-    parser = _Parser(expression)
-    evaluate = parser.expression()
-    parser.end()
-    return lambda message, read=None: bool(evaluate(Subject(message, read)))
+    return Filter(expression)
+
+
+class Filter:
+    """A compiled expression; see ``compile_filter``."""
+
+    def __init__(self, expression: str) -> None:
+        parser = _Parser(expression)
+        self._evaluate = parser.expression()
+        parser.end()
+        self.paths = parser.value_paths  #: the fields of the value that it names, as steps
+
+    def __call__(self, message: Message, read: Read | None = None) -> bool:
+        return bool(self._evaluate(Subject(message, read)))
 
 
 def compile_rule(expression: str) -> Callable[..., bool | None]:
@@ -159,6 +170,7 @@ class _Parser:
         self.at = 0
         self.depth = 0
         self.paths: list[Evaluate] = []  # every field and path that the expression names
+        self.value_paths: list[Steps] = []
 
     def _scan(self) -> list[tuple[str, str, int]]:
         tokens, at = [], 0
@@ -253,7 +265,7 @@ class _Parser:
             return _constant(re.sub(r"\\(.)", _unescape, text[1:-1]))
         if kind == "path":
             self.at -= 1
-            return self.path(lambda s: s.value)
+            return self.value_path()
         if kind == "sign" and text == "(":
             inner = self.expression()
             self.expect(")")
@@ -268,9 +280,9 @@ class _Parser:
         if text in _CONSTANTS:
             return _constant(_CONSTANTS[text])
         if text == "properties":
-            return self.path(lambda s: s.message.properties)
+            return self.path(lambda s: s.message.properties, [])
         if text == "value":
-            return self.path(lambda s: s.value)
+            return self.value_path()
         if text not in _FIELDS:
             known = nearest(text, [*_FIELDS, "properties", "value"])
             raise self.error_at(f"is no field; {known} (a field of the message's value is written .{text})", place)
@@ -285,8 +297,12 @@ class _Parser:
             items.append(self.expression())
         return lambda s: [item(s) for item in items]
 
-    def path(self, root: Evaluate) -> Evaluate:
-        steps: list[str | int] = []
+    def value_path(self) -> Evaluate:
+        steps: Steps = []
+        self.value_paths.append(steps)
+        return self.path(lambda s: s.value, steps)
+
+    def path(self, root: Evaluate, steps: Steps) -> Evaluate:
         while True:
             kind, text, place = self.peek()
             if kind == "path" and text != ".[":

@@ -132,7 +132,7 @@ def test_what_has_no_source_is_left_out_and_said(folder: Path) -> None:
 def test_threads_of_a_program_are_refused(folder: Path) -> None:
     (folder / "program.py").write_text("import penstock\nsub = penstock.subscriber('bus:speed', on_message=print)\n")
     done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", cwd=folder)
-    assert done.returncode == 1 and "on_message= (in a thread of its own) cannot be replayed" in done.stderr
+    assert done.returncode == 1 and "on_message= (in a thread of its own; at a bus a CallbackSubscriber has none)" in done.stderr
 
 
 def test_modules_in_processes_are_refused_by_name(folder: Path) -> None:
@@ -145,7 +145,7 @@ def test_modules_in_processes_are_refused_by_name(folder: Path) -> None:
 # ---- what a module or program of a user's does wrong
 
 MODULES = """
-import threading, time
+import subprocess, sys, threading, time
 import penstock
 from penstock.gateway import Module, Source
 
@@ -177,6 +177,14 @@ class Counts(Module):
     def receive(self, message):
         Counts.seen += 1
         self.publish(b'{"seen": %d}' % Counts.seen)
+
+class Runs(Module):
+    def receive(self, message):
+        subprocess.run(["true"], check=True)
+
+class Process(Module):
+    def receive(self, message):
+        self.publish(b'{"first": %s}' % (b"true" if "--bisect" in sys.argv else b"false"))
 
 class Quiet(Module):
     since = 0
@@ -335,8 +343,22 @@ def test_the_inputs_that_are_needed_keep_their_ordinals_and_topics(folder: Path)
     assert "left out, no source has them: other" in done.stderr
 
 
-def test_state_of_a_class_does_not_pass_for_a_break(folder: Path) -> None:
-    options = ("replay", "rec", "--into", gateway_of(folder, "Counts"), "--bisect", "value.seen < 30")
+def test_state_of_a_class_does_not_pass_from_one_replay_to_the_next(folder: Path) -> None:
+    file = gateway_of(folder, "Counts")
+    found = json.loads(run("replay", "rec", "--into", file, "--bisect", "value.seen < 30", "--json", cwd=folder).stdout)
+    assert found["confirmed"] is True and len(found["needed"]) == 30
+    rules = ("--rule", "value.seen < 30", "--rule", "value.seen < 40")
+    found = json.loads(run("replay", "rec", "--into", file, *rules, "--json", cwd=folder).stdout)
+    assert [one["inputs"] for one in found["rules"]] == [30, 40]
+
+
+def test_processes_of_a_module_are_told(folder: Path) -> None:
+    done = run("replay", "rec", "--into", gateway_of(folder, "Runs"), "--for", "1s", cwd=folder)
+    assert done.returncode == 0 and done.stderr.count("subprocess.Popen was used") == 1, done.stderr
+
+
+def test_a_break_that_does_not_come_again_is_told(folder: Path) -> None:
+    options = ("replay", "rec", "--into", gateway_of(folder, "Process"), "--bisect", "value.first == false")
     done = run(*options, cwd=folder)
     assert done.returncode == 4 and "in a new process these inputs do not break the rule" in done.stderr
     assert json.loads(run(*options, "--json", cwd=folder).stdout)["confirmed"] is False

@@ -93,6 +93,12 @@ def test_a_broker_that_is_not_there(folder: Path, free: int, command: str) -> No
     assert f"127.0.0.1:{free}" in said and "nobody listens" in said, said
 
 
+def test_a_broker_that_is_not_there_cannot_be_recorded(folder: Path, free: int) -> None:
+    words = sentence(folder, TIME_OVER, "record", f"broker://127.0.0.1:{free}/t?queue=q&timeout=1", "-o", "run1")
+    assert f"the broker at 127.0.0.1:{free} did not answer" in words and "None" not in words
+    assert not (folder / "run1").exists()
+
+
 def test_why_asks_nothing_of_a_broker_that_is_not_there(folder: Path, free: int) -> None:
     said = sentence(folder, WRONG, "why", f"broker://127.0.0.1:{free}/t")
     assert "nobody listens" in said and "statistics" not in said, said

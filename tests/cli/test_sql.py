@@ -116,3 +116,13 @@ def test_a_damaged_recording_is_one_sentence(tmp_path: Path) -> None:
     done = run("sql", "select count(text) from run1", cwd=tmp_path)
     assert done.returncode == 1 and "damaged" in done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_an_image_is_shown_by_its_shape_and_not_by_its_pixels(tmp_path: Path) -> None:
+    with penstock.publisher(f"journal:{tmp_path / 'run1'}#camera", type=penstock.Image) as publisher:
+        publisher.publish(numpy.full((50, 100), 65, "u1"))
+    with penstock.publisher(f"journal:{tmp_path / 'run1'}#camera") as plain:
+        plain.publish(b"no image")
+    rows = ask(tmp_path, "select text, json->>'shape' as shape, json->>'data' as data from run1 order by position")
+    assert [(row["shape"], row["data"]) for row in rows] == [("[50,100]", "5000 bytes"), (None, None)]
+    assert "AAA" not in str(rows[0]["text"]) and rows[1]["text"] is None

@@ -96,3 +96,27 @@ def test_a_message_that_cannot_be_read_is_told_once(tmp_path: Path) -> None:
     done = run("sub", where, "--start", "first", "-e", "--fields", "at.x")
     assert done.stdout == "1.5\nnull\nnull\n"
     assert done.stderr.count("cannot be read") == 1
+
+
+def test_a_filter_with_a_field_that_the_type_does_not_have_is_refused(journal: str, tmp_path: Path) -> None:
+    for topic in ("json", "packed", "record"):
+        for expression in ("payload == 'x' and .att.x > 2", "value.att == 1"):
+            done = run("sub", f"{journal}#{topic}", "--from", "start", "--exit-at-end", "--filter", expression)
+            assert done.returncode == 2 and "has no field 'att'" in done.stderr, done.stderr
+    done = run("why", f"{journal}#packed", "--filter", ".att == 1", "--seconds", "0.1")
+    assert done.returncode == 4 and "Pose has no field 'att'" in done.stdout
+    # of several addresses one that has it is enough, and so is an older version of the type
+    both = ("sub", f"{journal}#json", f"{journal}#record", "--from", "start", "--exit-at-end")
+    assert len(run(*both, "--filter", ".at.x > 2").stdout.splitlines()) == 1
+    assert run(*both, "--filter", ".a.x > 2").returncode == 2
+    with penstock.publisher(f"{journal}#packed", type=Point, evolve="any") as publisher:
+        publisher.publish(Point(3.0))
+    assert sub(f"{journal}#packed", "--filter", ".at.x > 2", "--fields", "at.x") == ["2.5"]
+    assert sub(f"{journal}#packed", "--filter", ".x > 2", "--fields", "x") == ["3.0"]
+
+
+def test_what_does_not_pass_is_shown_by_its_type(journal: str) -> None:
+    done = run("sub", f"{journal}#packed", "--from", "start", "--timeout", "1.5", "--filter", ".at.x > 9")
+    assert """one of them: {"at": {"x": 1.5, "name": "a"}}""" in done.stderr
+    done = run("why", f"{journal}#packed?start=first", "--filter", ".at.x > 9", "--seconds", "0.5")
+    assert """one of them: {"at": {"x": 1.5, "name": "a"}}""" in done.stdout.replace("\n", " ")

@@ -243,3 +243,16 @@ def test_what_is_not_written_leaves_the_process_as_zeros(reach: Reach) -> None:
     with publisher.reserve(600) as draft:
         draft.write(b"ab")
     assert read_all(subscriber, 1) == [b"ab" + bytes(598)]
+
+
+@pytest.mark.parametrize("kind", [None, "u1"])
+def test_what_is_not_written_shows_no_memory_of_the_program(reach: Reach, kind: Any) -> None:
+    """Of a reach whose readers see the very memory, too: a bridge may carry it off."""
+    typed = {} if kind is None else {"type": numpy.dtype(kind)}
+    publisher, subscriber = reach.pair((typed, typed))
+    for size in (600, 5000, 70_000):
+        secrets = [bytearray(b"secret" * (size // 6)) for _ in range(200)]
+        del secrets
+        with publisher.reserve(size):
+            pass
+        assert read(subscriber) == bytes(size)

@@ -327,16 +327,23 @@ def test_a_change_goes_with_older_versions_too(reach: Reach) -> None:
     reach.subscriber(type=Angle, **for_subscriber)
 
 
-def test_a_refused_function_is_not_called_and_its_thread_ends(reach: Reach) -> None:
-    pair(reach, Pose)
+def test_a_refused_function_is_not_called(reach: Reach) -> None:
+    publisher, _ = pair(reach, Pose)
+    called: list[Any] = []
     try:
-        subscriber = reach.subscriber(type=Angle, on_message=print)
+        subscriber = reach.subscriber(type=Angle, on_message=called.append)
     except penstock.RefusedError:
         return  # at opening, where the reach knows it then
+    deadline = time.monotonic() + LONG
+    while subscriber.refusal is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    publisher.publish(Pose(1.0))
     thread = subscriber._caller
+    subscriber.close()  # before that a publisher of its type may come
     thread.join(LONG)
     assert not thread.is_alive()
-    assert subscriber.errors == 0
+    assert (subscriber.errors, called) == (0, [])
 
 
 def refused(open_it: Any) -> str:

@@ -184,3 +184,51 @@ def test_sleep_waits_by_the_clock_in_use() -> None:
         assert times == [1000.0]
         with pytest.raises(StateError):
             clock.sleep(1.0)
+
+
+AGES_S = 1e6  # nobody waits so long for a test
+
+
+@pytest.mark.parametrize("name", ["read", "read_many", "wait", "handle_queued"])
+def test_reads_of_a_bus_take_no_real_time_under_a_virtual_clock(name: str) -> None:
+    with clock.using(clock.VirtualClock()) as virtual, Bus("still", mode="direct") as bus:
+        queue = bus.subscribe(1, handler=bytes) if name == "handle_queued" else bus.subscribe(1)
+        assert not getattr(queue, name)(timeout=AGES_S)
+        with pytest.raises(RefusedError, match="without a time-out"):
+            getattr(queue, name)()
+        assert virtual.refused is not None
+        bus.publish(b"there", 1)
+        assert getattr(queue, name)(timeout=AGES_S)
+
+
+def test_a_thread_of_the_clock_reads_again_when_its_time_is_over() -> None:
+    found = []
+    with clock.using(clock.VirtualClock()) as virtual, Bus("still", mode="direct") as bus:
+        queue = bus.subscribe(1)
+        thread = virtual.thread(lambda: found.append((queue.read(timeout=5.0), clock.monotonic())), "reads")
+        thread.start()
+        clock.call_later(2.0, lambda: bus.publish(b"late", 1))
+        virtual.advance(4.0)
+        assert found == []
+        virtual.advance(1.0)
+        ((message, at_s),) = found
+        assert message is not None and bytes(message) == b"late" and at_s == 5.0
+
+
+def test_a_full_queue_stops_nobody_for_ever_under_a_virtual_clock() -> None:
+    with clock.using(clock.VirtualClock()), Bus("still", mode="direct") as bus:
+        queue = bus.subscribe(1, depth=1)
+        bus.publish(b"first", 1)
+        with pytest.raises(TimeoutError, match="full"):
+            bus.publish(b"second", 1)
+        assert queue.ledger.dropped
+
+
+def test_what_is_no_time_or_no_function_is_refused_at_once() -> None:
+    virtual = VirtualClock()
+    for seconds in (-1, math.nan, math.inf, "1", None):
+        with pytest.raises(InvalidArgument, match="finite number of seconds"):
+            virtual.advance(seconds)  # type: ignore[arg-type]
+    for one in (virtual, SystemClock()):
+        with pytest.raises(TypeError, match="calls a function"):
+            one.call_at(1.0, 5)  # type: ignore[arg-type]

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
+import time
 import uuid
 from pathlib import Path
 
 import pytest
 
 import penstock
+from penstock.foxglove.server import Server
 from penstock.journal import Journal
+from penstock.observe.snapshot import live
 from tests.cli.command import run, start
 
 from .viewer import Viewer
+
+
+@pytest.fixture
+def name() -> str:
+    return f"fox-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
@@ -88,3 +97,40 @@ def test_what_is_neither_a_folder_nor_an_address_is_refused_before_anything_is_o
     done = run(words[0], "nothere", *words[1:])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "penstock: there is no folder 'nothere', and an address has a scheme, as in shm:/nothere\n"
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:{}", "broker://127.0.0.1:{}/queue"])
+def test_where_nobody_answers_is_told_and_the_others_are_shown(address: str, name: str) -> None:
+    with socket.socket() as taken:  # bound and not listening: whoever connects is refused
+        taken.bind(("127.0.0.1", 0))
+        where = address.format(taken.getsockname()[1])
+        command = start("foxglove", where, f"shm:/{name}", "--port", "0", "--json")
+        try:
+            assert command.stdout is not None and command.stderr is not None
+            url = json.loads(command.stdout.readline())["url"]
+            with penstock.publisher(f"shm:/{name}", type=dict), Viewer(int(url.rpartition(":")[2])) as viewer:
+                told = f"penstock: {where}: nobody listens at {where.split('/')[2]}; waiting, and it is shown when"
+                assert any(line.startswith(told) for line in iter(command.stderr.readline, ""))
+                viewer.until(lambda: viewer.channels.get(f"/{name}", {}).get("schemaName") == "dict")
+        finally:
+            command.kill()
+            command.communicate()
+
+
+def test_what_is_recorded_is_shown_once(name: str, tmp_path: Path) -> None:
+    with penstock.publisher(f"shm:/{name}", type=dict) as publisher, Server(port=0) as server:
+        recorder = start("record", f"shm:/{name}", "-o", str(tmp_path / "run"))
+        journals = f"journal:{tmp_path / 'run'}"
+        try:
+            deadline = time.monotonic() + 60
+            while not any(block.address.startswith(f"{journals}#") for block in live()):
+                assert time.monotonic() < deadline
+                publisher.publish({"x": 1})
+                time.sleep(0.01)
+            server.run(seconds=0.1)
+            assert [source for source in server.board.topics if name in source or str(tmp_path) in source] == [
+                f"shm:/{name}"
+            ]
+        finally:
+            recorder.terminate()
+            recorder.communicate()

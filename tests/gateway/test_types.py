@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import queue
+import time
 
 import pytest
 
 import penstock
-from penstock.errors import DecodeError
-from penstock.gateway import Gateway, Module
+from penstock.errors import DecodeError, InvalidArgument
+from penstock.gateway import Filter, Gateway, Module
 from penstock.gateway.errors import AddLinkError
 from penstock.types import Schema, plain
 
@@ -131,3 +132,52 @@ def test_channels_without_properties_are_described_and_compared(scheme):
         gateway.add_module("packer", Packer)
         with pytest.raises(AddLinkError, match="written as msgpack and read as json"):
             gateway.add_link("packer", address)
+
+
+PACKED = plain(Reading, "msgpack")
+
+
+class Relay(Module):
+    def receive(self, message):
+        self.publish(bytes(message))
+
+
+class TypedRelay(Module):
+    input_type = output_type = PACKED
+
+    def receive(self, message):
+        self.publish(self.value(message))
+
+
+class PackedEar(Ear):
+    input_type = PACKED
+
+
+@pytest.mark.parametrize("relay", [None, TypedRelay, Relay], ids=["by the channel", "by the module", "by nobody"])
+def test_a_filter_sees_the_fields_of_what_its_source_says(relay, caplog):
+    """Of every encoding, without ``type=``; where nobody says it, that is told."""
+    heard = queue.Queue()
+    where = f"shm:/gateway-filter-{os.getpid()}"
+    with penstock.publisher(where, type=PACKED) as publisher, Gateway() as gateway:
+        gateway.add_module("ear", PackedEar, {"heard": heard})
+        if relay is not None:
+            gateway.add_module("relay", relay)
+            gateway.add_link(where, "relay")
+        gateway.add_link(where if relay is None else "relay", "ear", Filter(where=".celsius > 2"))
+        gateway.start()
+        assert publisher.wait_ready(1, 60)
+        for celsius in (1.0, 3.0, 2.0, 5.0):
+            publisher.publish(Reading(celsius))
+        if relay is Relay:
+            deadline = time.monotonic() + 60
+            while "a message cannot be read and has no fields" not in caplog.text:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        else:
+            assert [heard.get(timeout=60).celsius for _ in range(2)] == [3.0, 5.0]
+    assert heard.empty() and ("cannot be read" in caplog.text) == (relay is Relay)
+
+
+def test_a_filter_of_a_type_names_its_fields():
+    with pytest.raises(InvalidArgument, match="Reading has no field 'celsus'; did you mean"):
+        Filter(where=".celsus > 2", type=PACKED)

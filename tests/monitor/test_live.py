@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import penstock
+from penstock import types
 from penstock.broker import Client, Server
 
 pytest.importorskip("starlette")
@@ -186,3 +188,39 @@ def test_a_reader_that_sleeps_and_loses_is_never_green(service: Service) -> None
         wait_until(lambda: health()[0] == "stuck")
         seen = {health()[0] for _ in range(20)}
         assert seen == {"stuck"}
+
+
+class Scan(msgspec.Struct):
+    text: str
+    at: dict[str, float]
+    ranges: list[float] = []
+
+
+@pytest.mark.parametrize("kind", [types.plain(Scan, "msgpack"), Scan, None], ids=["msgpack", "json", "bytes"])
+def test_the_numbers_of_a_long_message_are_there(service: Service, kind: Any) -> None:
+    name = f"shm:/test-tail-{uuid.uuid4().hex[:8]}"
+    value = Scan("a" * 3000, {"x": 1.5}, [float(n) for n in range(20)])
+    more = {} if kind is None else {"type": kind}
+    url = service.url + f"api/tail?address={name}"
+    with (
+        penstock.publisher(name, slots=32, slot_size=8192, **more) as publisher,
+        urllib.request.urlopen(url, timeout=30) as stream,
+    ):
+        record: dict[str, Any] = {}
+        while "ordinal" not in record:
+            line = stream.readline().decode()
+            if line.startswith("data: "):
+                record = json.loads(line.removeprefix("data: "))
+            publisher.publish(value if kind else msgspec.json.encode(value))
+    assert record["cut"] and len(record["payload"]) == 2048 and "aaa" in record["payload"]
+    assert record["numbers"] == {"at.x": 1.5, **{f"ranges[{n}]": float(n) for n in range(11)}}
+
+
+def test_a_filter_names_the_fields_of_the_type(service: Service) -> None:
+    name = f"shm:/test-tail-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(name, type=Scan):
+        url = service.url + f"api/tail?address={name}&filter=.tex%20%3D%3D%20%22%22"
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(url, timeout=30)
+        with refused.value as answer:
+            assert "Scan has no field 'tex'" in json.load(answer)["error"]

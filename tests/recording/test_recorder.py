@@ -109,7 +109,9 @@ class Backlog:
     """A subscriber that always has one more old message."""
 
     closed = False
-    schema = None
+
+    def schemas_of(self, topic: str | None) -> list[str]:
+        return []
 
     def __init__(self, *_: object, **__: object) -> None:
         self.ledger = penstock.Ledger()

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import csv
 import json
+import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import penstock
 from penstock import types
 from penstock.journal.schemas import read_schemas
 from penstock.recording import Recording
+from penstock.recording.recorder import Plan, Recorder
 from tests.cli.command import run
 
 BEFORE = numpy.dtype([("a", "<i4")])
@@ -150,3 +153,42 @@ def assert_same_versions(one: Path, other: Path) -> None:
     with Recording(one) as first, Recording(other) as second:
         names = ["x", "more", "a"]
         assert first.to_arrow("topic").select(names).equals(second.to_arrow("topic").select(names))
+
+
+def test_what_is_of_no_version_is_under_no_schema_and_told_the_same_in_every_form(tmp_path: Path) -> None:
+    """An old publisher that goes on is of the old version, junk and a number that no column holds of none."""
+    where = f"journal:{tmp_path / 'run'}#topic"
+    write(tmp_path / "run", (First, First(1)), (Second, Second("two")))
+    with penstock.publisher(where) as plain:
+        plain.publish_many([b'{"x": 3}', b"junk", b'{"more": []}', b'{"x": ["4"]}', b'{"x": %d}' % 2**70])
+    for kind in ("csv", "jsonl", "parquet", "mcap"):
+        done = run("export", str(tmp_path / "run"), "--to", kind, "-o", str(tmp_path / f"a.{kind}"))
+        assert done.returncode == 0, done.stderr
+        assert "topic: 4 messages not of the topic's type" in done.stderr, (kind, done.stderr)
+        assert "position 4" in done.stderr
+    reading = pytest.importorskip("mcap.reader")
+    with (tmp_path / "a.mcap").open("rb") as stream:
+        found = [(s and s.name, m.data) for s, _, m in reading.make_reader(stream).iter_messages()]
+    assert [name for name, _ in found] == ["First", "Second", "First", None, None, None, None]
+    assert run("import", str(tmp_path / "a.mcap"), "-o", str(tmp_path / "back")).returncode == 0
+    with Recording(tmp_path / "back") as back:
+        assert back.to_arrow("topic", errors="skip").column("x").to_pylist() == ["1", '"two"', "3"]
+
+
+@pytest.mark.parametrize("reach", ["shm", "journal"])
+def test_a_recording_has_every_version_that_its_source_keeps(reach: str, tmp_path: Path) -> None:
+    """A publisher may go on with a type that another has replaced before the recording began."""
+    where = f"shm:/versions-{uuid.uuid4().hex[:8]}" if reach == "shm" else f"journal:{tmp_path / 'from'}#topic"
+    packed = types.plain(Second, "msgpack")
+    with penstock.publisher(where, type=First) as old, penstock.publisher(where, type=packed, evolve="any") as new:
+        new.publish(Second("one"))
+        with Recorder(Plan(tmp_path / "run", {where: "topic"})) as recorder:
+            deadline = time.monotonic() + 60
+            while recorder.totals()["topics"]["topic"] < 3:
+                assert time.monotonic() < deadline
+                old.publish(First(2))
+                new.publish(Second("three"))
+                time.sleep(0.02)
+    with Recording(tmp_path / "run") as recording:
+        found = recording.to_arrow("topic").column("x").to_pylist()
+    assert {"2", '"three"'} <= set(found)

@@ -105,6 +105,14 @@ class Naps(Module):
         self.publish(b"stopped")
 
 
+class TimerFails(Module):
+    """Its timer raises, a second after each message."""
+
+    def receive(self, message: GatewayMessage) -> None:
+        self.clock.call_at(self.clock.now() + 1.0, lambda: [].pop())
+        self.publish(bytes(message))
+
+
 class AsyncTicks(Source):
     """A source whose thread runs a loop."""
 
@@ -327,6 +335,32 @@ def test_sleeps_of_async_steps_take_recorded_time_and_the_others_go_on(tmp_path:
         ("echo", 0.0, b"a"), ("echo", 1.0, b"bad"), ("naps", 1.5, b"a"), ("echo", 2.0, b"c"),
         ("naps", 2.0, b"c"), ("naps", 2.0, b"stopped"),  # at the end nobody waits
     ]  # fmt: skip
+
+
+def test_what_waits_for_a_slow_async_step_is_handled_in_order_without_going_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "MAX_AT_ONCE", 2000)  # enough for each message, not for each pair of them
+    script = recording(tmp_path / "in", plain(*(str(number) for number in range(300)), every_s=0.001))
+    file = gateway_file(tmp_path, [module("naps", f"{HERE}Naps", {"seconds": 0.5})], [link("shm:/in", "naps")])
+    given = [row[2] for row in run(tmp_path / "out", script, file)]
+    assert given == [*(str(number).encode() for number in range(300)), b"stopped"]
+
+
+def test_a_timer_that_raises_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    script = recording(tmp_path, plain("a", "b", "c"))
+    file = gateway_file(tmp_path, [module("timer", f"{HERE}TimerFails")], [link("shm:/in", "timer")])
+    target = GatewayTarget(file)
+    given: list[bytes] = []
+    with Script(script) as opened:
+        sources = target.sources(opened.topics, opened.story.addresses, None)
+        report = replay(
+            target, opened.inputs(sources), opened.times_ns(sources), on_published=lambda _, one: given.append(bytes(one))
+        )
+    assert given == [b"a", b"b", b"c"]
+    (failure,) = report.failures
+    assert "test_gateway.py:" in failure.name and "IndexError" in failure.error and failure.count == 2
+    assert not report.succeeded
 
 
 def test_a_source_may_be_async(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -295,6 +296,8 @@ def test_the_command_shows_schemas(tmp_path: Path) -> None:
     assert (
         done.returncode == 0 and "PoseAndTime as json, version 2" in done.stdout and '"type": "number"' in done.stdout
     )
+    assert command("schema", f"journal:{tmp_path / 'j'}").stdout == done.stdout
+    assert "PoseAndTime as json" in command("schema", f"journal:{tmp_path / 'j'}#pose").stdout
     lines = command("schema", tmp_path / "j", "--all", "--json").stdout.splitlines()
     assert [json.loads(line)["version"] for line in lines] == [1, 2]
     with penstock.publisher("shm:/types-shown", type=timestamp_pb2.Timestamp):
@@ -336,6 +339,40 @@ def test_a_bridge_carries_on_where_the_sink_has_another_type(
             assert bytes(subscriber.receive(60)) == b'{"x":1.5}'
             assert subscriber.schema == text(Angle)
     assert "without their type" in caplog.text
+
+
+@pytest.mark.parametrize("reads", ["read", "on_message"])
+def test_a_tcp_subscriber_goes_on_when_a_publisher_of_its_type_comes_back(reads: str) -> None:
+    came: list[Any] = []
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        where = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+    options: dict[str, Any] = {"on_message": came.append} if reads == "on_message" else {}
+    quick = f"{where}?reconnect_delay=0.01&reconnect_delay_max=0.05"
+    with penstock.subscriber(quick, type=Angle, **options) as subscriber:
+        for _ in range(2):
+            with penstock.publisher(where, type=PoseAndTime):
+                deadline = time.monotonic() + 60
+                while subscriber.inner.refusal is None:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+                if reads == "read":
+                    with pytest.raises(penstock.RefusedError, match="not this Angle"):
+                        subscriber.read(60)
+            with penstock.publisher(where, type=Angle) as publisher:
+                deadline = time.monotonic() + 60
+                while subscriber.inner.refusal is not None:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+                publisher.wait_ready(1, 60)
+                publisher.publish(Angle("half"))
+                if reads == "read":
+                    assert subscriber.receive(60).value == Angle("half")
+                else:
+                    while not came:
+                        assert time.monotonic() < deadline
+                        time.sleep(0.01)
+                    came.clear()
 
 
 def test_a_damaged_schema_costs_its_own_topic_alone(tmp_path: Path) -> None:

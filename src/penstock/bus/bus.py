@@ -134,6 +134,10 @@ class Bus(_native.Bus):
         """The schema of the id's messages, or None if no typed handle has set one."""
         return self._schemas.get(id, [None])[-1]
 
+    def schemas(self, id: int) -> list[str]:
+        """Every version of it, the newest last."""
+        return list(self._schemas.get(id, ()))
+
     def publish_to(self, subscriber: _Subscriber, message: Any, *, writable: bool = False) -> None:
         """Publish a draft or static message directly to one subscriber; its id must be private or peer-to-peer."""
         publish_to(subscriber, message, writable=writable)

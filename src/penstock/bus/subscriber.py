@@ -15,13 +15,15 @@ from __future__ import annotations
 import inspect
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
 
 from penstock import channel, clock
 from penstock._core import bus as _native
 from penstock.channel import Ledger, Overflow, check_function, check_timeout, choose
-from penstock.errors import InvalidArgument
+from penstock.errors import ClosedError, InvalidArgument
 
 if TYPE_CHECKING:
     from penstock._core.bus import Message
@@ -96,6 +98,8 @@ class _Subscriber(_native.Subscriber):
         if depth < 1:
             raise InvalidArgument(f"depth={depth} must be 1 or more messages")
         chosen = self._default_overflow if overflow is None else choose(Overflow, overflow, "overflow")
+        if clock.in_use() and chosen is Overflow.BLOCK:
+            timeout = 0.0  # nobody would take anything out while a publisher waits
         name = name or getattr(handler, "__qualname__", "") or type(self).__name__
         super().__init__(
             self._kind,
@@ -109,6 +113,8 @@ class _Subscriber(_native.Subscriber):
             check_timeout(timeout),
             -1 if drop_above is None else check_id(drop_above, "drop_above"),
         )
+        if clock.in_use():
+            self._wait_by_the_clock()
         self._told = False
         self._told_stuck = -TELL_STUCK_S
         self.overflow = chosen
@@ -116,6 +122,11 @@ class _Subscriber(_native.Subscriber):
         if predicate is not None:
             self.predicate = predicate
         self.subscribe(*ids)
+
+    def _wait_by_the_clock(self) -> None:
+        """Under a virtual clock, which stands still while anybody waits on the machine's."""
+        for name in ("read", "read_many", "wait", "handle_queued"):
+            vars(self)[name] = partial(_without_waiting, weakref.ref(self), name)
 
     def subscribe(self, *ids: int, predicate: Predicate | None = None) -> Self:
         """Receive these ids; with only a predicate, every public message for which it is true."""
@@ -194,6 +205,21 @@ class _Subscriber(_native.Subscriber):
         return f"<{type(self).__name__} {self.name!r}{', closed' if self.closed else ''}>"
 
 
+def _without_waiting(subscriber: weakref.ref[_Subscriber], name: str, *given: Any, **named: Any) -> Any:
+    """A read of what is there; where that is nothing, again when the time-out is over by the virtual clock."""
+    reader = subscriber()
+    if reader is None:
+        raise ClosedError("the subscriber is gone")
+    arguments = dict(zip(("most", "timeout") if name == "read_many" else ("timeout",), given, strict=False), **named)
+    timeout = check_timeout(arguments.get("timeout"))
+    read = getattr(_native.Subscriber, name)
+    found = read(reader, **{**arguments, "timeout": 0})
+    if found or not clock.in_use():
+        return found
+    clock.pass_time(timeout, f"{name}() of {reader.name}")
+    return read(reader, **{**arguments, "timeout": 0})
+
+
 class CallbackSubscriber(_Subscriber):
     """Its handler is called by the delivering thread, before all other kinds of subscribers."""
 
@@ -213,6 +239,10 @@ class QueueSubscriber(_Subscriber, channel.Subscriber):  # type: ignore[misc]  #
     def schema(self) -> str | None:
         """The schema of its first id, or None."""
         return self.bus.schema(self.ids[0]) if self.bus is not None and self.ids else None
+
+    def schemas_of(self, topic: str | None) -> list[str]:
+        """Every version of it, the newest last."""
+        return self.bus.schemas(self.ids[0]) if self.bus is not None and self.ids else []
 
     def process_all(self) -> int:
         """Handle every message that is there now: with ``on_message``'s function, else with the handler."""

@@ -189,7 +189,8 @@ def about(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.errno:  # a TimeoutError of a peer has none
+            error.filename = error.filename or str(path)
         raise
 
 

@@ -28,7 +28,7 @@ from penstock.recording.tables import Columns, Described
 from penstock.types import Schema
 from penstock.types.fields import at as value_at
 from penstock.types.fields import iso_text, json_text
-from penstock.types.shape import Shape, arrow_type, json_schema, shape_of
+from penstock.types.shape import ANY, Shape, arrow_type, json_schema, shape_of
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -103,13 +103,14 @@ def export(
         topics = {name for journal in journals for name in topic_names(journal, topic)}
         fields = Fields(described, () if to is Kind.MCAP else sorted(topics))
         with _beside(target) as file:
-            count = _mcap(chosen, file, described) if to is Kind.MCAP else _WRITERS[to](chosen, file, fields)
+            count = _mcap(chosen, file, described, fields) if to is Kind.MCAP else _WRITERS[to](chosen, file, fields)
     finally:
         for journal in journals:
             journal.close()
-    for name, number in fields.failed.items():
+    kept = "as they are, without a schema" if to is Kind.MCAP else "as payload"
+    for name, (number, reason) in fields.failed.items():
         told = f"{name}: {show.number_of(number, 'message')} not of the topic's type"
-        exits.told(f"{told}; the bytes are kept as payload")
+        exits.told(f"{told}; the bytes are kept {kept}. The first: {reason}")
     if as_json:  # beside the data, not in it
         show.print_json({"file": str(target), "messages": count}, sys.stderr if str(target) == "-" else sys.stdout)
     elif str(target) != "-":
@@ -186,7 +187,7 @@ class Fields:
                 self._columns[name] = described.columns(name)
             except (PenstockError, ModuleNotFoundError) as error:  # somebody's own codec, a package that is missing
                 exits.told(f"{name}: its fields are not read, the bytes are kept as payload: {error}")
-        self.failed: dict[str, int] = {}  #: how many messages were not of their topic's type
+        self.failed: dict[str, tuple[int, str]] = {}  #: by topic, how many messages are not of its type, and the first
         self._first: dict[str, int] = {}  # of each topic, the place of its first column
         self.all: list[tuple[str, Shape]] = []  #: every column
         for name, columns in self._columns.items():
@@ -202,8 +203,8 @@ class Fields:
             return None
         try:
             found = columns.rows(journal, message)
-        except ValueError:
-            self.failed[name] = self.failed.get(name, 0) + 1
+        except ValueError as error:
+            self.note_failure(message, error)
             return None
         before = [None] * self._first[name]
         after = [None] * (len(self.all) - len(before) - len(columns.fields))
@@ -214,9 +215,15 @@ class Fields:
         columns = self._columns.get(message.channel or "")
         try:
             return None if columns is None else columns.read(journal, message)
-        except ValueError:
-            self.failed[message.channel or ""] = self.failed.get(message.channel or "", 0) + 1
+        except ValueError as error:
+            self.note_failure(message, error)
             return None
+
+    def note_failure(self, message: Message, error: ValueError) -> None:
+        """Count a message that is not of its topic's type."""
+        name = message.channel or ""
+        number, first = self.failed.get(name, (0, f"position {message.position}, {error}"))
+        self.failed[name] = number + 1, first
 
     def labels(self, taken: Sequence[str]) -> list[str]:
         """Their names; one that the table has already is ``value.NAME``."""
@@ -288,7 +295,20 @@ def _cell(value: Any, shape: Shape, plain: Callable[[str], str]) -> str:
         return plain(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no such number, and CSV does: inf, nan
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else json_text(value)
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else json_text(_as_json(value, shape))
+
+
+def _as_json(value: Any, shape: Shape) -> Any:
+    """What stands in a column as JSON has it: maps are objects, times are texts."""
+    if value is None:
+        return None
+    if shape.kind == "struct":
+        return {name: _as_json(value[name], part) for name, part in shape.fields}
+    if shape.kind == "map":
+        return {key: _as_json(one, shape.item or ANY) for key, one in value}
+    if shape.kind == "list":
+        return [_as_json(one, shape.item or ANY) for one in value]
+    return iso_text(value, shape) if shape.kind.startswith("timestamp") else value
 
 
 PARQUET_COLUMNS = ("position", "topic", "ordinal", "timestamp", "payload", "properties")
@@ -340,7 +360,7 @@ def _chunks(
         yield read, rows
 
 
-def _mcap(chosen: Chosen, target: Path, schemas: Described) -> int:
+def _mcap(chosen: Chosen, target: Path, schemas: Described, fields: Fields) -> int:
     from mcap.writer import Writer
 
     count = 0
@@ -352,7 +372,11 @@ def _mcap(chosen: Chosen, target: Path, schemas: Described) -> int:
         for count, (journal, message) in enumerate(chosen, 1):  # noqa: B007 - the count is the result
             body = bytes(message)
             topic = message.channel or STORY
-            described = schemas.schema_at(journal, message)
+            try:
+                described = schemas.schema_of(journal, message)
+            except ValueError as error:
+                fields.note_failure(message, error)
+                described = None
             encoding = _encoding(body) if described is None else described.encoding
             picture = pictures(message) if encoding == "image" else None
             if picture is not None:

@@ -251,7 +251,7 @@ def _stored(out: Path | None) -> Iterator[Output | _Counted]:
         return
     from penstock.replay import Output
 
-    with Output(out) as stored:
+    with exits.about(out), Output(out) as stored:
         yield stored
 
 
@@ -270,18 +270,16 @@ class _Shrinking:
 def _judge(
     script: Script, place: Target, sources: dict[str, str], rules: list[Rule], seed: int, as_json: bool
 ) -> None:
-    """One replay for each rule: each is broken at its own place."""
-    from penstock.replay import judge
+    from penstock.replay import judge_all
 
-    times_ns = script.times_ns(sources)
-    verdicts = [judge(place, script.inputs(sources), times_ns, rule, seed=seed) for rule in rules]
+    verdicts = judge_all(place, script.inputs(sources), script.times_ns(sources), rules, seed=seed)
     if as_json:
         results = [_verdict_json(rule, verdict) for rule, verdict in zip(rules, verdicts, strict=True)]
         show.print_json(results[0] if len(results) == 1 else {"rules": results})
     else:
         for rule, verdict in zip(rules, verdicts, strict=True):
             _print_verdict(rule, verdict)
-    _tell(max((verdict.report for verdict in verdicts), key=lambda report: report.inputs))
+    _tell(verdicts[0].report)  # one replay, one report
     if not all(verdict.holds and verdict.report.succeeded for verdict in verdicts):
         raise typer.Exit(exits.WRONG)
 
@@ -295,11 +293,12 @@ def _bisect(
     seed: int,
     as_json: bool,
 ) -> None:
-    from penstock.replay import judge, shrink, store_inputs
+    from penstock.replay import apart, judge, shrink, store_inputs
     from penstock.replay.rule import MAX_INPUTS
 
     times_ns = script.times_ns(sources)
-    verdict = judge(place, script.inputs(sources), times_ns, rule, seed=seed)
+    # Each replay has a process of its own: what modules keep in classes and globals would change the next one.
+    verdict = apart(lambda: judge(place, script.inputs(sources), times_ns, rule, seed=seed))
     found, result = verdict.found, _verdict_json(rule, verdict)
     if not as_json:
         _print_verdict(rule, verdict)
@@ -308,16 +307,18 @@ def _bisect(
         if found.inputs > MAX_INPUTS:
             raise InvalidArgument(f"{found.inputs} inputs before the break are too many to shrink (--from)")
         inputs = list(islice(script.inputs(sources), found.inputs))
-        needed, least, runs = shrink(place, inputs, times_ns, rule, found, seed=seed, max_runs=shrinking.max_runs)
-        with _folder(shrinking.output) as folder:
+        needed, least, runs = shrink(
+            place, inputs, times_ns, rule, found, seed=seed, max_runs=shrinking.max_runs, run=apart
+        )
+        with _folder(shrinking.output) as folder, exits.about(folder):
             store_inputs(folder, script, needed, (times_ns[0], found.shown.time_ns))
             confirmed = _breaks_alone(folder, rule, found, shrinking.again)
         result.update(needed=[_input_json(one) for one in needed], least=least, replays=runs, confirmed=confirmed)
         if not as_json:
             _print_needed(needed, found.inputs, least, runs, shrinking.output)
         if not confirmed:
-            exits.told("in a new process these inputs do not break the rule: the modules keep state outside of "
-                       "themselves (in a class, a module or a file), so that one replay changed the next")  # fmt: skip
+            exits.told("in a new process these inputs do not break the rule: the modules use what a replay does not "
+                       "control (the machine's time, files, random numbers of their own)")  # fmt: skip
     if as_json:
         show.print_json(result)
     if found is not None or not verdict.holds or not verdict.report.succeeded:
@@ -351,7 +352,8 @@ def _print_verdict(rule: Rule, verdict: Verdict) -> None:
     elif verdict.judged:
         print(f"{rule.expression}: holds for {show.count_text(verdict.judged)} messages of the output")
     else:
-        print(f"{rule.expression}: no message of the output has what it names, so nothing was judged")
+        where = f" under {' or '.join(rule.topics)}" if rule.topics else ""
+        print(f"{rule.expression}: no message of the output{where} has what it names, so nothing was judged")
 
 
 def _print_break(rule: Rule, found: Break) -> None:

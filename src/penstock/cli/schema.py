@@ -35,7 +35,8 @@ def schema(
     Example: [green]penstock schema shm:/pose[/]
     """
     found = 0
-    said = _of_folder(Path(target), every) if is_folder(target) else _of_address(target, timeout)
+    journal = Path(target.removeprefix("journal:"))  # without a topic, all of them are shown
+    said = _of_folder(journal, every) if journal.is_dir() or is_folder(target) else _of_address(target, timeout)
     for where, version, text in said:
         found += 1
         described = Schema.parse(text)

@@ -122,7 +122,7 @@ class Reader:
     printed: int = 0
     silence_told: bool = False
     silences: silence.Silences = field(default_factory=silence.Silences)
-    example: bytes = b""
+    example: str = ""
     began: float = field(default_factory=time.monotonic)
     seldom: silence.Seldom = field(default_factory=silence.Seldom)
     to_the_end: bool = False  # what comes after the start of this command is not printed
@@ -193,7 +193,7 @@ class Reader:
         if self.printed > before:
             out.flush()
         elif len(batch):
-            self.example = self.example or bytes(memoryview(batch[0])[:80])
+            self.example = self.example or decode.example(batch[0], source.values)
         source.seen += len(batch)
         source.losses.look()
         return len(batch)
@@ -203,8 +203,7 @@ class Reader:
         seen = sum(source.seen for source in self.sources)
         if self.printed or not seen:
             return ""
-        shown = decode.body_text(self.example)
-        return f"{seen} came, and none passes the filter {self.expression!r}; one of them: {shown!r}"
+        return f"{seen} came, and none passes the filter {self.expression!r}; one of them: {self.example}"
 
     def _tell_silence(self) -> None:
         """One line if nothing was printed for the first second; later those of ``Silences``."""

@@ -123,8 +123,8 @@ def _load(
     connection.execute(f"create temp table {kept} as select * from penstock_reader where topic <> '{STORY}'")  # noqa: S608 - own names
     connection.unregister("penstock_reader")
     payload = (
-        "data as payload, try(decode(data)) as text, "
-        "coalesce(try_cast(decoded as json), try_cast(try(decode(data)) as json)) as json, "
+        "data as payload, case when packed then decoded else try(decode(data)) end as text, "
+        "try_cast(case when packed then decoded else try(decode(data)) end as json) as json, "
         if "data" in wanted
         else ""
     )
@@ -145,24 +145,30 @@ def _batches(path: Path, columns: Sequence[str], check: bool) -> Iterator[Any]:
 
 
 def _decoded(journal: Journal, batches: Iterator[Any]) -> Iterator[Any]:
-    """The batches with the column ``decoded``: the values of described topics that are not JSON already, as JSON."""
+    """The batches with two more columns: ``packed``, whether a message is of a type that is no text, and ``decoded``,
+    its value as JSON then, where it has one."""
     import pyarrow
 
     described = Described([journal])
-    known: dict[str, Columns] = {}
+    known: dict[str, Columns | None] = {}
     for topic in journal.topics:
-        if any(schema.encoding not in ("json", "utf-8", "bytes", "image") for schema in described.schemas(topic)):
+        if any(schema.encoding not in ("json", "utf-8", "bytes") for schema in described.schemas(topic)):
+            known[topic] = None
             with contextlib.suppress(PenstockError, ModuleNotFoundError):  # its bytes are there all the same
                 known[topic] = described.columns(topic)
     for batch in batches:
         texts: list[str | None] = [None] * len(batch)
+        packed = [False] * len(batch)
         if known:
             rows = zip(*(batch.column(name).to_pylist() for name in ("topic", "position", "data")), strict=True)
             for at, (topic, position, data) in enumerate(rows):
-                if topic in known and data is not None:
+                columns = known.get(topic)
+                packed[at] = topic in known
+                if columns is not None and data is not None:
                     with contextlib.suppress(ValueError):
-                        texts[at] = json_text(known[topic].value(data, (0, position)))
-        yield batch.append_column("decoded", pyarrow.array(texts, pyarrow.string()))
+                        texts[at] = json_text(columns.value(data, (0, position)), decode.MAX_SHOWN_FIELD_BYTES)
+        more = batch.append_column("decoded", pyarrow.array(texts, pyarrow.string()))
+        yield more.append_column("packed", pyarrow.array(packed, pyarrow.bool_()))
 
 
 def _chain(first: Any, rest: Iterator[Any], failed: list[PenstockError]) -> Iterator[Any]:

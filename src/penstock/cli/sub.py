@@ -31,7 +31,7 @@ from penstock.errors import InvalidArgument, PenstockError, RefusedError, descri
 from penstock.filter import compile_filter
 from penstock.observe import decode
 from penstock.printable import printable
-from penstock.types.fields import Step, Values, at, check_path, json_text, parse_path
+from penstock.types.fields import Step, Values, at, check_paths, json_text, parse_path, split_paths
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -97,7 +97,7 @@ def sub(
     """
     exits.need_output()
     passes = compile_filter(expression) if expression else None
-    paths = [name.strip() for given_fields in fields or [] for name in given_fields.split(",")]
+    paths = [path for given_fields in fields or [] for path in split_paths(given_fields)]
     write = _writer(form, template, as_json, paths)
     patterns = [address for address in given if has_wildcard(address)]
     addresses = expanded(given, wait)
@@ -118,9 +118,6 @@ def sub(
                 silence.refuse_unreachable(address, subscriber, timeout)
             head = f"{address}: " if several and not (as_json or template or form is decode.Format.RAW) else ""
             values = Values(subscriber)
-            if paths and (known := values.schema(parse(where).topic or None)) is not None:
-                for path in paths:
-                    check_path(known, path)
             losses = Losses(subscriber, as_json)
             made = Source(without_secrets(address), subscriber, values, losses, head.encode(), began_ns)
             made.takes = parse(where).scheme == "broker"
@@ -134,6 +131,9 @@ def sub(
             return [source for address in new if (source := _attempted(opened, address)) is not None]
 
         sources = [opened(address) for address in addresses]
+        known = [source.values.schemas(parse(source.address).topic or None) for source in sources]
+        if known and all(known):  # of several addresses, one that has a field is enough
+            check_paths([one for schemas in known for one in schemas], [*paths, *(passes.paths if passes else ())])
         waits_for = nobody_like(patterns[0]) if patterns else ""
         reader = Reader(sources, write, passes, expression or "", join, waits_for)
         try:

@@ -11,18 +11,21 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import penstock
 from penstock.address import parse, without_secrets
-from penstock.errors import ClosedError, PenstockError, describe
+from penstock.errors import ClosedError, PenstockError, RefusedError, describe
 from penstock.foxglove.board import Board, Shown
 from penstock.foxglove.presentation import Line, is_image
 from penstock.observe.rates import PRODUCERS, carries_calls
 from penstock.observe.snapshot import Block, live, matching
-from penstock.recording.story import topic_of
+from penstock.recording.story import read_story, topic_of
+from penstock.tcp.explain import explain, unreached
 from penstock.types import Schema
 from penstock.types.schema import MAX_VERSIONS
+from penstock.types.versions import SEEN
 
 __all__ = ["Live"]
 
@@ -32,9 +35,9 @@ GREETING_S = 1.0
 LOOKS = 5  # a publisher announces its schema shortly after it has opened, so look more than once
 LOOK_S = 0.02
 BATCH = 256
+LOOK_AGAIN_S = 5.0
 WAIT_S = 0.2
 AGAIN_S = 2.0  # how long a reader waits for viewers of a topic that was announced again
-SEEN = (0, 0)  # the place of every version that was seen live: which message is of which is not known
 logger = logging.getLogger("penstock.foxglove")
 
 
@@ -51,6 +54,8 @@ class Live:
         self._looks: dict[str, int] = {}  # for each address, reads since its publishers changed
         self._lines: dict[str, Line] = {}  # for each address, the versions of its schema that were seen
         self._failed: dict[str, str] = {}
+        self._look_again: dict[str, float] = {}  # for each address that could not be read, when it is tried next
+        self._recordings: dict[Path, bool] = {}  # for each journal, whether a recorder writes it
         self._silent: set[str] = set()  # named, and nobody publishes there
 
     def tend(self) -> None:
@@ -87,7 +92,20 @@ class Live:
         if self._named:
             return {address: _keys(matching(blocks, address.partition("?")[0])) for address in self._named}
         names = {block.address.partition("?")[0] for block in blocks if block.address.startswith(SHARED)}
-        return {name: _keys(block for block in blocks if block.address.partition("?")[0] == name) for name in names}
+        shown = [name for name in sorted(names, key=_order) if not self._is_recorded(name)]
+        return {name: _keys(block for block in blocks if block.address.partition("?")[0] == name) for name in shown}
+
+    def _is_recorded(self, address: str) -> bool:
+        """Whether a recorder writes there: what it records is shown already."""
+        if not address.startswith("journal:"):
+            return False
+        folder = Path(parse(address).name)
+        if folder not in self._recordings:
+            try:
+                self._recordings[folder] = read_story(folder).known
+            except (PenstockError, OSError):  # it is being made, or gone already
+                return True
+        return self._recordings[folder]
 
     def _describe(self, address: str, publishers: frozenset[object]) -> None:
         """Announce the address with its current schema, which is read again when its publishers have changed."""
@@ -100,15 +118,18 @@ class Live:
             schema = reader.schema
             if schema is None or schema == _newest(shown.line):
                 return
-        elif shown is not None and self._publishers.get(address) == publishers and self._looks[address] >= LOOKS:
+        elif self._looked(address, publishers, shown) or time.monotonic() < self._look_again.get(address, 0.0):
             return
         else:
             same = self._publishers.get(address) == publishers
             self._looks[address] = self._looks.get(address, 0) + 1 if same else 1
             try:
                 schema, sample = self._look(address)
+                self._failed.pop(address, None)
             except (PenstockError, OSError) as error:
-                self._tell(address, describe(error))
+                self._tell(address, f"{describe(error)}; waiting, and it is shown when somebody is there")
+                self._look_again[address] = time.monotonic() + LOOK_AGAIN_S
+                self._looks[address] = 0
                 if address not in self._named:
                     return  # the channel may have gone already
                 schema = None
@@ -119,18 +140,24 @@ class Live:
         if self.board.show(address, topic_of(address), line, sample) is None:
             self._tell(address, "there are too many topics; it is not shown")
 
+    def _looked(self, address: str, publishers: frozenset[object], shown: Shown | None) -> bool:
+        """Whether its publishers are those of the last look, and there were enough looks at them."""
+        same = shown is not None and self._publishers.get(address) == publishers
+        return same and self._looks[address] >= LOOKS
+
     def _look(self, address: str) -> tuple[str | None, Any]:
         """What its messages are made of, and of images one that is there: pictures or clouds."""
-        scheme = parse(address).scheme
-        with penstock.subscriber(address) as subscriber:
+        parts = parse(address)
+        scheme = parts.scheme
+        if scheme in ("tcp", "broker"):  # whoever is not there would be waited for, and all others with it
+            for finding in explain(parts):
+                if finding.grave:
+                    raise RefusedError(finding.text)
+        more = {"timeout": GREETING_S} if scheme == "broker" and "timeout" not in parts.options else {}
+        with penstock.subscriber(address, **more) as subscriber:
+            if scheme == "tcp" and (why := unreached(subscriber, time.monotonic() + GREETING_S)):
+                raise RefusedError(why)
             schema = subscriber.schema
-            deadline = time.monotonic() + GREETING_S
-            while scheme == "tcp" and schema is None and time.monotonic() < deadline:
-                sessions = getattr(subscriber, "sessions", ())
-                if any(session.connected for session in sessions):
-                    return subscriber.schema, None
-                time.sleep(LOOK_S)
-                schema = subscriber.schema
             if scheme == "shm" and is_image(_with((), schema)) and (message := subscriber.read(0)) is not None:
                 return schema, bytes(message)
         return schema, None
@@ -170,6 +197,11 @@ def _with(line: Line, text: str | None) -> Line:
 
 def _newest(line: Line) -> str | None:
     return line[-1][1].text if line else None
+
+
+def _order(address: str) -> tuple[int, str]:
+    """Of two addresses that want one name in the viewer, the first has it."""
+    return SHARED.index(address.partition(":")[0] + ":"), address
 
 
 def _keys(blocks: Iterable[Block]) -> frozenset[object]:

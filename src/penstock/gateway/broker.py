@@ -40,6 +40,7 @@ from penstock.gateway.flow import MAX_FLOWS, Flow, Uncounted
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
 from penstock.gateway.losses import note_loss, note_parting
 from penstock.gateway.marks import Mark
+from penstock.gateway.module import PublishedValues
 from penstock.gateway.place import Place
 from penstock.gateway.worker import DROPPED, ERROR, Deadline, Joint, Life, OnFailure, Order, Output, Worker
 
@@ -435,11 +436,12 @@ class ModuleBroker(Router):
         if source is None or sink is None:
             raise InvalidArgument("a link has a source and a sink, not None")
         filters = (link_filter,) if isinstance(link_filter, Filter) else link_filter or ()
-        compiled = [one.compile() for one in filters if not one.empty]
-        accepts = any_of(compiled) if compiled and len(compiled) == len(filters) else None
         with self._lock:
             self._check()
             worker, other = self._worker(source, AddLinkError), self._worker(sink, AddLinkError)
+            read = None if output == ERROR else PublishedValues(worker)  # an error link has what others failed at
+            compiled = [one.compile(read=read) for one in filters if not one.empty]
+            accepts = any_of(compiled) if compiled and len(compiled) == len(filters) else None
             self._join(self._output(worker, output), other, self._joint(worker, accepts, options))
 
     def _joint(self, source: Worker, accepts: Predicate | None, options: LinkOptions) -> Joint:

@@ -25,6 +25,7 @@ from penstock.gateway.durable import Forwarder
 from penstock.gateway.module import Module
 from penstock.throttle import Throttle
 from penstock.types import Schema, Terms
+from penstock.types.fields import Values
 
 BATCH = 256
 READ_TIMEOUT_S = 0.2
@@ -44,6 +45,8 @@ class Endpoint(Module):
         self._options: dict[str, Any] = {"ack": "manual"} if self.durable else {}
         self._subscriber: Subscriber | None = None
         self._publisher: Publisher | None = None
+        self._topic = address.parse(text).topic or None
+        self._channel_values: Values | None = None
         self._reads = False
         self._bare = False  # send content without properties
         self._reader: Forwarder | _Reader | None = None
@@ -75,6 +78,14 @@ class Endpoint(Module):
         text = None if self._subscriber is None else self._subscriber.schema
         if text:
             Terms(schema, writes=False).check(text, self.name)
+
+    def channel_value(self, message: GatewayMessage) -> Any:
+        """The value of a message that came from here, by what is said there; ``ValueError`` where it is not that."""
+        if self._channel_values is None and self._subscriber is not None:
+            self._channel_values = Values(self._subscriber)
+        if self._channel_values is None:
+            raise ValueError("nobody reads here")
+        return self._channel_values.read(message, self._topic)
 
     def start(self) -> None:
         """Begin to read, where somebody is linked to this end."""

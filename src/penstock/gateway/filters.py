@@ -12,6 +12,8 @@ are off by at most the number of threads that publish at the same moment.
 from __future__ import annotations
 
 import fnmatch
+import json
+import logging
 import math
 import re
 import time
@@ -25,10 +27,11 @@ from penstock.errors import InvalidArgument
 from penstock.filter import compile_filter
 from penstock.gateway.place import Checks, Place, check_options
 from penstock.types import codec_of
-from penstock.types.fields import reader_of
+from penstock.types.fields import Reader, check_paths, reader_of
 
 Predicate = Callable[[Message], object]
 MAX_RATE_PER_S = 1_000_000
+log = logging.getLogger("penstock.gateway")
 
 
 def _wanted(place: Place) -> dict[str, str | tuple[str, ...] | None]:
@@ -92,14 +95,15 @@ class Filter:
             for name in ("min_bytes", "max_bytes", "one_in", "rate_per_s", "predicate", "where")
         )
 
-    def compile(self, clock: Callable[[], float] = time.monotonic) -> Predicate:
-        """A function of a message, with counts of its own."""
+    def compile(self, clock: Callable[[], float] = time.monotonic, read: Reader | None = None) -> Predicate:
+        """A function of a message, with counts of its own. ``read`` gives the value of a message where no ``type`` was
+        given; without both it is JSON."""
         parts: list[Predicate] = []
         if self.min_bytes is not None or self.max_bytes is not None:
             parts.append(_size(self.min_bytes or 0, self.max_bytes))
         parts += [_property(name, wanted) for name, wanted in self.properties.items()]
         if self.where is not None:
-            parts.append(self._fields())
+            parts.append(self._fields(read))
         if self.predicate is not None:
             parts.append(self.predicate)
         if self.one_in is not None:
@@ -108,12 +112,28 @@ class Filter:
             parts.append(_rate(self.rate_per_s, clock))
         return parts[0] if len(parts) == 1 else lambda message: all(part(message) for part in parts)
 
-
-    def _fields(self) -> Predicate:
+    def _fields(self, read: Reader | None = None) -> Predicate:
         """Whether ``where`` holds; a message that is not of the type has no fields."""
         passes = compile_filter(self.where or "")
-        read = None if self.type is None else reader_of(codec_of(self.type).described())
-        return lambda message: passes(message, read)
+        if self.type is not None:
+            schema = codec_of(self.type).described()
+            check_paths([schema], passes.paths)
+            read = reader_of(schema)
+        value_of = read or (lambda message: json.loads(bytes(message)))
+        told = False
+
+        def value_or_tell(message: Message) -> Any:
+            nonlocal told
+            try:
+                return value_of(message)
+            except ValueError as error:
+                if not told:
+                    said = "filter %r: a message cannot be read and has no fields: %s (told once)"
+                    log.warning(said, self.where, error)
+                told = True
+                raise
+
+        return lambda message: passes(message, value_or_tell)
 
 
 def any_of(predicates: Sequence[Predicate]) -> Predicate:

@@ -11,6 +11,7 @@ may be ``async def``. A module may publish from any thread and from inside ``rec
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import math
 import threading
@@ -21,6 +22,7 @@ from penstock import clock as clocks
 from penstock._core.gateway import GatewayMessage
 from penstock.errors import InvalidArgument
 from penstock.types import Codec, Schema, codec_of
+from penstock.types.fields import Reader, reader_of
 from penstock.types.handles import Decoding
 
 if TYPE_CHECKING:
@@ -203,6 +205,31 @@ def typed(module: Any, which: str) -> Schema | None:
     """The schema of a module's ``input_type`` or ``output_type``; None if it has none."""
     kind = getattr(module, which, None)
     return None if kind is None else codec_of(kind).described()
+
+
+def published_values(module: Any) -> Reader:
+    """How the fields of what it publishes are read: as its ``output_type`` or its channel says, else as JSON."""
+    schema = typed(module, "output_type")
+    if schema is not None:
+        return reader_of(schema)
+    found: Reader = getattr(module, "channel_value", None) or (lambda message: json.loads(bytes(message)))
+    return found
+
+
+class PublishedValues:
+    """The same of whoever is the module of a worker now: it may be replaced while its links stay."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._module: Any = None
+        self._read: Reader = bytes
+
+    def __call__(self, message: Any) -> Any:
+        module = self._worker.module
+        if module is not self._module:
+            self._read = published_values(module)
+            self._module = module
+        return self._read(message)
 
 
 def refuse_generators(module: Any) -> None:

@@ -23,17 +23,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import json
 import logging
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from penstock import address
 from penstock._core.gateway import GatewayMessage, Port
 from penstock.bus import Bus, QueueSubscriber
-from penstock.clock import Timer, VirtualClock, in_order, refuse_if_virtual
+from penstock.clock import Timer, VirtualClock, in_order, note_failure, refuse_if_virtual
 from penstock.errors import RefusedError, StateError
 from penstock.gateway import carriage
 from penstock.gateway.configuration import Configuration, ModuleEntry, is_address
@@ -42,10 +45,12 @@ from penstock.gateway.filters import Predicate, any_of
 from penstock.gateway.keeper import UNLESS_CHOSEN
 from penstock.gateway.links import Delivery, Link, LinkOptions, LinkTable, drain_order
 from penstock.gateway.loaders import Recipe, recipe
+from penstock.gateway.module import published_values
 from penstock.gateway.supervision import Restart, Supervisor
 from penstock.gateway.virtual_loop import StageLoop
 from penstock.gateway.worker import ERROR, backoff_s
 from penstock.throttle import Throttle
+from penstock.types.fields import Reader
 
 MAX_AT_ONCE = 1_000_000  # messages and timers at one moment; more than that is a loop
 # What a step of a module may raise without ending the replay. Ctrl-C is no failure of a module.
@@ -107,6 +112,11 @@ class Node:
     task: asyncio.Task[None] | None = None  # of an async step that has not ended yet
     dead: bool = False
     tried: int = 0  # messages that wait for being tried again
+    read: Reader | None = None  # of what is outside: how the value of its last message is read
+
+    def value_of(self, message: Any) -> Any:
+        """The value of the message that was put in last; ``ValueError`` where it cannot be read."""
+        return json.loads(bytes(message)) if self.read is None else self.read(message)
 
     @property
     def waits(self) -> bool:
@@ -151,9 +161,12 @@ class Stage:
         self._clock = clock
         self._on_published, self._on_left = on_published, on_left
         self._ready: deque[tuple[Node, GatewayMessage, LinkOptions, int]] = deque()  # with the tries so far
+        self._released: deque[Node] = deque()  # what they hold is older than all that is ready
         self._bus = Bus("replay", mode="direct")
         self._stamped = QueueSubscriber(name="replay", depth=1, max_public_id=65535)
         self._bus.add(self._stamped)
+        # Of the class: under a virtual clock the handle's own method looks at its time-out, which is slower.
+        self._take = functools.partial(QueueSubscriber.read_many, self._stamped, 1, 0)
         self._sources: dict[int, tuple[Node, str]] = {}  # by the id of the port
         self._routes: dict[int, list[tuple[Node, Predicate | None, LinkOptions]]] = {}
         self._at_once = 0
@@ -197,9 +210,11 @@ class Stage:
                 self._begin(node, "start", lambda: None)
         self._run()
 
-    def put(self, source: str, message: Any, ordinal: int) -> None:
-        """Let the recording speak for ``source``: first what is due before, then this message, with all its effects."""
+    def put(self, source: str, message: Any, ordinal: int, read: Reader | None = None) -> None:
+        """Let the recording speak for ``source``: first what is due before, then this message, with all its effects.
+        ``read`` gives its value, where its type is known."""
         self.advance(message.timestamp_ns)
+        self.nodes[source].read = read
         port = self.nodes[source].ports[""]
         port.published = max(port.published, ordinal - 1)
         self._send(port, carriage.arrived(message))
@@ -215,7 +230,14 @@ class Stage:
 
     def _fire(self, until: float) -> bool:
         before = self._clock.now()
-        fired = self._clock.fire_next(until)
+        try:
+            fired = self._clock.fire_next(until)
+        except StateError:  # a loop, or a source that was given up
+            raise
+        except FAILURES as error:  # a live gateway's clock logs it and goes on
+            fired = True
+            note_failure(f"a timer's function ({_last_line(error)})", error)
+            log.debug("where the timer's function failed", exc_info=error)
         if self._clock.now() != before:
             self._at_once = 0
         self._count()
@@ -375,7 +397,9 @@ class Stage:
         self._sources[port.id] = node, name
         found = []
         for sink, filters in self._table.sinks(name).items():
-            compiled = [one.compile(self._clock.now) for one in filters if not one.empty]
+            read: Reader | None = node.value_of if node.recipe is None else published_values(node.recipe.build)
+            read = None if output == ERROR else read
+            compiled = [one.compile(self._clock.now, read) for one in filters if not one.empty]
             accepts = any_of(compiled) if compiled and len(compiled) == len(filters) else None
             options = self._table.options(name, sink).chosen(node.durable)
             found.append((self.nodes[sink], accepts, options))
@@ -391,7 +415,7 @@ class Stage:
     def _send(self, port: Port, message: GatewayMessage) -> GatewayMessage:
         """Stamp a message and let it wait for every sink that wants it."""
         port.publish(message)
-        stamped = self._stamped.read_many(1, 0)[0]
+        stamped = self._take()[0]
         assert isinstance(stamped, GatewayMessage)
         self._route(port.id, stamped)
         return stamped
@@ -410,7 +434,10 @@ class Stage:
     # ---- messages
 
     def _run(self) -> None:
-        while self._ready or (self._loop is not None and self._loop.woken):
+        while self._released or self._ready or (self._loop is not None and self._loop.woken):
+            if self._released:
+                self._handle_held(self._released[0])
+                continue
             self._count()
             if not self._ready:
                 self._turn()
@@ -422,6 +449,13 @@ class Stage:
                 node.held.append((message, options, tries))
             else:
                 self._receive(node, message, options, tries)
+
+    def _handle_held(self, node: Node) -> None:
+        if node.waits or not node.held:
+            self._released.popleft()
+        else:
+            self._count()
+            self._receive(node, *node.held.popleft())
 
     def _receive(self, node: Node, message: GatewayMessage, options: LinkOptions, tries: int) -> None:
         if node.dead or node.module is None:
@@ -463,10 +497,9 @@ class Stage:
             self._release(node)
 
     def _release(self, node: Node) -> None:
-        """What waited comes before all that is ready: it is older."""
-        if not node.waits:
-            self._ready.extendleft((node, *one) for one in reversed(node.held))
-            node.held.clear()
+        """What waited comes before all that is ready, as long as the node does not wait again."""
+        if node.held and not node.waits:
+            self._released.appendleft(node)
 
     def _give_up(self, node: Node, message: GatewayMessage, tries: int, error: BaseException) -> bool:
         """A dead letter to the output ``error``, where somebody is linked to it; else the message is lost."""
@@ -558,6 +591,12 @@ def _table(names: Iterable[str], links: Iterable[Link]) -> LinkTable:
         if link.error is not None and (f"{link.sink}.{ERROR}", link.error) not in table:
             table.add(Link(f"{link.sink}.{ERROR}", link.error))
     return table
+
+
+def _last_line(error: BaseException) -> str:
+    """Where it was raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 async def _outcome(awaitable: Any) -> Any:

@@ -86,6 +86,10 @@ class Follower(Subscriber):
         """The schema of one of its topics, or None."""
         return self._journal.schemas.newest(topic or "")[1] or None
 
+    def schemas_of(self, topic: str | None) -> list[str]:
+        """Every version of it, the newest last."""
+        return list(self._journal.schemas.versions(topic or "").values())
+
     def read(self, timeout: float | None = None) -> Message | None:
         """The next message, or None when the time is over."""
         # the class's own: `call_in_thread` replaces the instance's `read_many`

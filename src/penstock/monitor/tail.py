@@ -6,10 +6,13 @@ run at a time.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import penstock
@@ -26,6 +29,7 @@ __all__ = ["follow", "tail_address"]
 MAX_TAILS = 8
 MAX_SHOWN_HZ = 50
 MAX_BODY_BYTES = 2048
+MAX_NUMBERS = 12  # that are plotted
 
 _tail_slots = threading.BoundedSemaphore(MAX_TAILS)
 
@@ -51,8 +55,11 @@ def follow(text: str, expression: str = "") -> Iterator[dict[str, Any]]:
         with tailing():
             opened = _open(where)
         with opened as subscriber:
+            values = Values(subscriber)
+            if passes is not None:
+                values.check(addresses.parse(where).topic or None, passes.paths)
             yield {"opened": where}
-            yield from _limited_records(subscriber, Values(subscriber), passes)
+            yield from _limited_records(subscriber, values, passes)
     finally:
         _tail_slots.release()
 
@@ -107,6 +114,23 @@ def _record(message: penstock.Message, values: Values) -> dict[str, Any]:
     record = decode.record(message, body)
     record["size"] = message.size
     record["cut"] = message.size > len(body)
-    if record["cut"]:
+    if shown is not None:  # its bytes are no text
+        record |= {"payload": shown[:MAX_BODY_BYTES], "cut": True}
+    elif record["cut"]:
         record["payload"] = decode.body_text(body)
+    if record["cut"]:
+        with contextlib.suppress(ValueError):
+            record["numbers"] = dict(itertools.islice(_numbers(values(message), ""), MAX_NUMBERS))
     return record
+
+
+def _numbers(value: Any, path: str) -> Iterator[tuple[str, int | float]]:
+    """The numbers in a value by their path: ``pose.x``, ``ranges[3]``. The page finds them in what is not cut."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        yield path or "value", value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _numbers(inner, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple):
+        for at, inner in enumerate(value):
+            yield from _numbers(inner, f"{path}[{at}]")

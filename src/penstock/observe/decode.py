@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from penstock._core import Message
 
 __all__ = [
-    "Format", "body_text", "body_value", "described", "formatter", "hexadecimal", "iso_time", "json_value", "printable",
-    "record",
+    "Format", "body_text", "body_value", "described", "example", "formatter", "hexadecimal", "iso_time", "json_value",
+    "printable", "record",
 ]  # fmt: skip
 
 MAX_SHOWN_BYTES = 64 << 10
@@ -118,6 +118,14 @@ def described(message: Message, values: Values) -> str | None:
         return json_text(values(message), MAX_SHOWN_FIELD_BYTES)
     except ValueError:
         return None
+
+
+def example(message: Message, values: Values, most: int = 80) -> str:
+    """The beginning of a message as people read it: by its type, else as text in quotes."""
+    shown = described(message, values)
+    if shown is None:
+        return repr(body_text(bytes(memoryview(message)[:most])))
+    return shown if len(shown) <= most else f"{shown[:most]}..."
 
 
 _FIELDS: dict[str, Callable[[Message], str]] = {

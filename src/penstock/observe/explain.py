@@ -14,8 +14,10 @@ from pathlib import Path
 import penstock
 from penstock import address as addresses
 from penstock.address import plain
+from penstock.errors import InvalidArgument
 from penstock.filter import compile_filter
 from penstock.finding import QUIET_S, Finding
+from penstock.observe import decode
 from penstock.observe.health import STANDSTILL
 from penstock.observe.memory import TAIL, seen, tailing
 from penstock.observe.rates import PRODUCERS, READERS, flow
@@ -171,6 +173,10 @@ def explain_filter(text: str, expression: str, seconds: float) -> Finding:
         opened = penstock.subscriber(text)
     with opened as subscriber:
         values = Values(subscriber)
+        try:
+            values.check(addresses.parse(text).topic or None, passes.paths)
+        except InvalidArgument as error:
+            return Finding(f"the filter matches no message: {error}", f"look at {expression!r}")
         while (left := deadline - time.monotonic()) > 0:
             came, through, first = _count_passing(subscriber, values, passes, min(left, 0.5))
             seen, passed, example = seen + came, passed + through, example or first
@@ -178,7 +184,7 @@ def explain_filter(text: str, expression: str, seconds: float) -> Finding:
         return Finding(f"no message came within {seconds:g} s, whatever the filter")
     if not passed:
         return Finding(
-            f"the filter matches none of {seen} messages; one of them: {example!r}", f"look at {expression!r}"
+            f"the filter matches none of {seen} messages; one of them: {example}", f"look at {expression!r}"
         )
     return Finding(f"{passed} of {seen} messages pass the filter", grave=False)
 
@@ -188,7 +194,7 @@ def _count_passing(
 ) -> tuple[int, int, str]:
     """How many messages came, how many pass, and the first one's text. All are released when this returns."""
     batch = subscriber.read_many(256, timeout)
-    example = bytes(memoryview(batch[0])[:80]).decode("utf-8", "replace") if len(batch) else ""
+    example = decode.example(batch[0], values) if len(batch) else ""
     return len(batch), sum(passes(message, values) for message in batch), example
 
 

@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import penstock
@@ -29,9 +29,10 @@ def feed_of(
 ) -> Direct:
     """The feed for that reach."""
     scheme = parse(address).scheme
+    topic = parse(address).topic or None
     if scheme == "broker":
-        return Pumped(subscriber, claim, give_back)
-    return (Stored if scheme == "journal" else Direct)(subscriber, claim, give_back)
+        return Pumped(subscriber, topic, claim, give_back)
+    return (Stored if scheme == "journal" else Direct)(subscriber, topic, claim, give_back)
 
 
 class Direct:
@@ -41,9 +42,13 @@ class Direct:
     patient = False
 
     def __init__(
-        self, subscriber: penstock.Subscriber, claim: Callable[[int], int], give_back: Callable[[int], None]
+        self,
+        subscriber: penstock.Subscriber,
+        topic: str | None,
+        claim: Callable[[int], int],
+        give_back: Callable[[int], None],
     ) -> None:
-        self._subscriber = subscriber
+        self._subscriber, self._topic = subscriber, topic
         self._claim, self._give_back = claim, give_back
         self._asked = 0.0
 
@@ -64,15 +69,15 @@ class Direct:
         """Whether nothing was there at the last read."""
         return True
 
-    def schema(self) -> str | None:
-        """What its messages are made of, as far as it is said; asked now and then, else None."""
+    def schemas(self) -> Sequence[str]:
+        """What its messages are made of, every version that is kept there; asked now and then, else nothing."""
         now = time.monotonic()  # a publisher that comes back may have another type
         if self._asked and now - self._asked < ASK_S:
-            return None
+            return ()
         self._asked = now
         with contextlib.suppress(PenstockError):  # a broker that does not tell it
-            return self._subscriber.schema
-        return None
+            return self._subscriber.schemas_of(self._topic)
+        return ()
 
     def fileno(self) -> int:
         """Readable when there may be something; -1: nobody can tell."""
@@ -100,13 +105,17 @@ class Pumped(Direct):
     patient = True
 
     def __init__(
-        self, subscriber: penstock.Subscriber, claim: Callable[[int], int], give_back: Callable[[int], None]
+        self,
+        subscriber: penstock.Subscriber,
+        topic: str | None,
+        claim: Callable[[int], int],
+        give_back: Callable[[int], None],
     ) -> None:
-        super().__init__(subscriber, claim, give_back)
+        super().__init__(subscriber, topic, claim, give_back)
         self._changed = threading.Condition()  # guards all below
         self._most = 0  # how many the recorder has asked for; 0: what it has is not stored yet
         self._batch: Any = ()
-        self._schema: str | None = None
+        self._schemas: Sequence[str] = ()
         self._error: BaseException | None = None
         self._empty = False
         self._draining = self._stopped = False
@@ -133,9 +142,9 @@ class Pumped(Direct):
         with self._changed:
             return self._empty
 
-    def schema(self) -> str | None:
+    def schemas(self) -> Sequence[str]:
         """As it was said when the batch was read."""
-        return self._schema
+        return self._schemas
 
     def fileno(self) -> int:
         return self._ready
@@ -179,10 +188,10 @@ class Pumped(Direct):
                 return True
             there = self._subscriber.wait(WAIT_S)
         batch = super().read(most) if there else ()
-        schema = super().schema() if len(batch) else None
+        schemas = super().schemas() if len(batch) else ()
         with self._changed:
             if len(batch):
-                self._batch, self._schema, self._most, self._empty = batch, schema, 0, False
+                self._batch, self._schemas, self._most, self._empty = batch, schemas, 0, False
                 os.eventfd_write(self._ready, 1)
             elif there and not self._stopped:  # no more are wanted now
                 self._empty = True

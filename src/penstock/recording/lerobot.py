@@ -25,7 +25,7 @@ from penstock.recording.span import Span, located, reader, topic_names
 from penstock.recording.story import parts
 from penstock.recording.tables import Columns, Described
 from penstock.types import Schema
-from penstock.types.fields import Rows, at, parse_path
+from penstock.types.fields import Rows, at, check_paths, parse_path
 from penstock.types.shape import numeric_paths, shape_of
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ def _feature(journals: list[Journal], where: str, span: Span) -> _Feature:
     if schema.encoding == "image":
         raise InvalidArgument(f"topic {topic!r} has pictures, which are not written: features are numbers")
     steps = parse_path(field) if field else []
+    check_paths(Described(journals).schemas(topic), [field] if field else [])
     leaves = _leaves(schema, field)
     times: list[int] = []
     values: list[list[float]] = []

@@ -298,7 +298,7 @@ class Recorder:
                 if source.drained:
                     self._merge.at_end(source.lane)
                 break
-            tape.describe(source.topic, source.feed.schema())
+            tape.describe(source.topic, source.feed.schemas())
             entries = [_entry(source.topic, message, copy=not armed) for message in batch]
             if not count:
                 source.oldest_ns = min(entry.timestamp_ns or 0 for entry in entries)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import DecodeError, InvalidArgument, nearest
+from penstock.errors import DecodeError, InvalidArgument, PenstockError, nearest
 from penstock.recording.span import Span, located, reader, topic_names
 from penstock.recording.story import parts
 from penstock.types import Schema
@@ -38,6 +38,7 @@ class Described:
         self._part_of = {journal: part for part, journal in enumerate(journals)}
         self._schemas = [journal.schemas for journal in journals]
         self._lines: dict[str, list[tuple[Place, Schema]]] = {}
+        self._versions: dict[str, Versions | None] = {}
 
     def newest(self, topic: str) -> Schema | None:
         """In the last part that says it; None where nobody has, or what was said is damaged."""
@@ -55,6 +56,18 @@ class Described:
     def columns(self, topic: str) -> Columns:
         """The columns of a described topic. ``PenstockError`` or ``ModuleNotFoundError`` where it cannot be read."""
         return Columns(self.versions(topic), self._part_of)
+
+    def schema_of(self, journal: Journal, message: Message) -> Schema | None:
+        """The schema of the version that the message is of: the one that counted when it was stored, or another that
+        fits. None where nobody has said one, ``ValueError`` where the message is of none."""
+        topic = message.channel or ""
+        if topic not in self._versions:
+            self._versions[topic] = None
+            with contextlib.suppress(PenstockError, ModuleNotFoundError):  # no version can be read here
+                self._versions[topic] = self.versions(topic)
+        versions = self._versions[topic]
+        found = None if versions is None else versions.schema(message, self.place(journal, message))
+        return found or self.schema_at(journal, message)
 
     def schema_at(self, journal: Journal, message: Message) -> Schema | None:
         """The schema that counted when the message was stored; None where nobody has said one."""

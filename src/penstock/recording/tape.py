@@ -54,7 +54,7 @@ class Tape:
         self._lock = threading.Lock()  # guards the journal against being changed for the next part
         self._bytes = 0
         self._began = 0.0
-        self._schemas: dict[str, str] = {}
+        self._schemas: dict[str, Sequence[str]] = {}
         self._journal: Journal
         self._begin_part()
 
@@ -81,13 +81,16 @@ class Tape:
         if entries:
             yield entries[begin:]
 
-    def describe(self, topic: str, schema: str | None) -> None:
-        """What the topic's messages are made of, in this part and in those that follow."""
-        if schema is None:
+    def describe(self, topic: str, schemas: Sequence[str]) -> None:
+        """What the topic's messages are made of, in this part and in those that follow: every version, the newest
+        last."""
+        known = self._schemas.get(topic, ())
+        if not schemas or schemas == known:
             return
         with self._lock:
-            self._schemas[topic] = schema
-            self._journal.declare_schema(topic, schema)
+            self._schemas[topic] = schemas
+            for schema in (*(one for one in schemas[:-1] if one not in known), schemas[-1]):
+                self._journal.declare_schema(topic, schema)
 
     def tell(self, event: dict[str, Any]) -> None:
         """One event of the story."""
@@ -138,7 +141,7 @@ class Tape:
         try:
             self.part += 1
             self._bytes, self._began = 0, time.monotonic()
-            for topic, schema in self._schemas.items():
+            for topic, schema in ((topic, one) for topic, schemas in self._schemas.items() for one in schemas):
                 self._journal.declare_schema(topic, schema)
             self._append({"event": "started", "part": self.part, "addresses": plan.addresses})
         except BaseException:

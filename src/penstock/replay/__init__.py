@@ -7,9 +7,10 @@ A virtual clock is in use while a replay runs, in the whole process: one replay 
 """
 
 from penstock.gateway.stage import Failure
+from penstock.replay.apart import apart
 from penstock.replay.compare import Difference, first_difference
 from penstock.replay.output import Output
-from penstock.replay.rule import Break, Rule, Verdict, first_break, judge, shrink
+from penstock.replay.rule import Break, Rule, Verdict, first_break, judge, judge_all, shrink
 from penstock.replay.run import Report, replay
 from penstock.replay.script import Input, Script, store_inputs
 from penstock.replay.target import GatewayTarget, ProgramError, ProgramTarget, Target, target
@@ -28,9 +29,11 @@ __all__ = [
     "Script",
     "Target",
     "Verdict",
+    "apart",
     "first_break",
     "first_difference",
     "judge",
+    "judge_all",
     "replay",
     "shrink",
     "store_inputs",

@@ -20,7 +20,7 @@ from penstock.replay.script import Input
 from penstock.replay.target import Target
 from penstock.topics import matches
 
-__all__ = ["Break", "Rule", "Shown", "Verdict", "first_break", "judge", "minimal", "shrink"]
+__all__ = ["Break", "Rule", "Shown", "Verdict", "first_break", "judge", "judge_all", "minimal", "shrink"]
 
 AROUND = 3  # messages shown before and after a break
 MAX_INPUTS = 1_000_000  # that a shrinking keeps in memory
@@ -55,11 +55,11 @@ class Rule:
     def __init__(self, expression: str, topics: list[str] | None = None) -> None:
         self.expression = expression
         self._judge = compile_rule(expression)
-        self._topics = topics
+        self.topics = topics
 
     def keeps(self, topic: str, message: Any) -> bool | None:
         """Whether this message keeps to it; None: the rule is not about it."""
-        if self._topics is not None and not any(matches(pattern, topic) for pattern in self._topics):
+        if self.topics is not None and not any(matches(pattern, topic) for pattern in self.topics):
             return None
         return self._judge(message)
 
@@ -157,18 +157,44 @@ def judge(
 ) -> Verdict:
     """Replay until a message (of the topic ``only``) breaks the rule.
     Without ``stops`` the modules are not stopped in order at the end, so that nothing is published by that."""
-    watch = _Watch(rule, only, around)
+    return _watched(target, inputs, times_ns, [_Watch(rule, only, around)], seed, stops)[0]
+
+
+def judge_all(
+    target: Target, inputs: Iterable[Input], times_ns: tuple[int, int], rules: Iterable[Rule], *, seed: int = 0
+) -> list[Verdict]:
+    """Replay once, until every rule is broken."""
+    return _watched(target, inputs, times_ns, [_Watch(rule, None, AROUND) for rule in rules], seed, stops=True)
+
+
+def _watched(
+    target: Target, inputs: Iterable[Input], times_ns: tuple[int, int], watches: list[_Watch], seed: int, stops: bool
+) -> list[Verdict]:
+    def published(name: str, message: Any) -> None:
+        for watch in watches:
+            watch.published(name, message)
+
+    def left(name: str, message: Any) -> None:
+        for watch in watches:
+            watch.left(name, message)
+
+    def end() -> None:
+        for watch in watches:
+            watch.end()
+
+    for watch in watches:
+        inputs = watch.counted(inputs)
     report = replay(
         target,
-        watch.counted(inputs),
+        inputs,
         times_ns,
-        on_published=watch.published,
-        on_left=watch.left,
+        on_published=published,
+        on_left=left,
         seed=seed,
-        enough=watch.enough,
-        on_end=watch.end if stops else None,
+        enough=lambda: all(watch.enough() for watch in watches),
+        on_end=end if stops else None,
     )
-    return Verdict(watch.found, watch.judged, report)
+    return [Verdict(watch.found, watch.judged, report) for watch in watches]
 
 
 def shrink(
@@ -180,14 +206,18 @@ def shrink(
     *,
     seed: int = 0,
     max_runs: int = 1000,
+    run: Callable[[Callable[[], bool]], bool] = lambda replays: replays(),
 ) -> tuple[list[Input], bool, int]:
     """Those of ``inputs`` without which the topic of ``found`` does not break the rule by that moment; whether none of
-    them can be left out (else ``max_runs`` replays were not enough to say so); how many replays it took."""
+    them can be left out (else ``max_runs`` replays were not enough to say so); how many replays it took. ``run`` calls
+    what it is given: ``apart.apart`` does so in a process of its own."""
     until = times_ns[0], max(times_ns[0], found.shown.time_ns)
 
     def still_breaks(some: Sequence[Input]) -> bool:
         only, stops = found.shown.topic, found.at_end
-        return first_break(target, some, until, rule, seed=seed, only=only, around=0, stops=stops) is not None
+        return run(
+            lambda: first_break(target, some, until, rule, seed=seed, only=only, around=0, stops=stops) is not None
+        )
 
     return minimal(list(inputs[: found.inputs]), still_breaks, max_runs)
 

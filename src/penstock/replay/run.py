@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,9 @@ from penstock.replay.script import Input
 from penstock.replay.target import Target, Told
 
 __all__ = ["Report", "replay"]
+
+#: Audit events of Python for what reaches outside of the process.
+OUTSIDE = frozenset({"subprocess.Popen", "os.system", "os.fork", "os.posix_spawn", "socket.connect", "socket.bind"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ def replay(
     waiting: dict[str, int] = {}
     notes: tuple[str, ...] = ()
     threads = set(threading.enumerate())
-    with using(VirtualClock(first_ns)) as clock, target.at_home(), _seeded(seed):
+    with _outside() as outside, using(VirtualClock(first_ns)) as clock, target.at_home(), _seeded(seed):
         actor = target.actor(clock, on_published, on_left)
         try:
             actor.start()
@@ -68,7 +72,7 @@ def replay(
                 if paced:
                     time.sleep(max(0.0, began + (one.message.timestamp_ns - first_ns) / 1e9 - time.monotonic()))
                 count += 1
-                actor.put(one.source, one.message, one.ordinal)
+                actor.put(one.source, one.message, one.ordinal, one.read)
                 _check(clock)
                 if enough():
                     break
@@ -82,7 +86,7 @@ def replay(
             actor.close()
         _check(clock)
         seconds = time.monotonic() - began
-        notes = (*notes, *_own(threads))
+        notes = (*notes, *_own(threads), *outside)
         return Report(count, (clock.time_ns() - first_ns) / 1e9, seconds, tuple(actor.failures), waiting, notes)
 
 
@@ -91,6 +95,32 @@ def _own(before: set[threading.Thread]) -> list[str]:
     names = sorted(one.name for one in set(threading.enumerate()) - before if not clocks.is_virtual(one))
     told = f"threads of one's own still run: {', '.join(names[:5])}; the output may differ the next time"
     return [told] if names else []
+
+
+_outside_now: list[str] | None = None  # the notes of the replay that runs
+_hooked: list[bool] = []
+
+
+def _hear(event: str, _: object) -> None:
+    if _outside_now is not None and event in OUTSIDE:
+        told = f"{event} was used: a replay does not control what comes of that; the output may differ the next time"
+        if told not in _outside_now:
+            _outside_now.append(told)
+
+
+@contextlib.contextmanager
+def _outside() -> Iterator[list[str]]:
+    """A word about processes that are begun and sockets that are used inside."""
+    global _outside_now  # noqa: PLW0603
+    if not _hooked:  # a hook stays for good
+        _hooked.append(True)
+        sys.addaudithook(_hear)
+    found: list[str] = []
+    _outside_now = found
+    try:
+        yield found
+    finally:
+        _outside_now = None
 
 
 def _check(clock: VirtualClock) -> None:

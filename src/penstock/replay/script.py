@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from penstock.errors import PenstockError
 from penstock.journal import Entry
-from penstock.recording.span import Span, messages, reader, time_range, topic_names
+from penstock.recording.span import Span, located, reader, time_range, topic_names
 from penstock.recording.story import parts, read_story
+from penstock.recording.tables import Described
 from penstock.recording.tape import Plan, Tape
 from penstock.topics import matches
+from penstock.types import Schema
+from penstock.types.fields import Reader, reader_of
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -29,6 +34,21 @@ class Input:
     source: str
     message: Message
     ordinal: int
+    schema: Schema | None = None  #: what it is made of, where that is known
+
+    @property
+    def read(self) -> Reader | None:
+        """What gives its value."""
+        return None if self.schema is None else _reader_of(self.schema.text)
+
+
+@functools.lru_cache(256)
+def _reader_of(text: str) -> Reader | None:
+    """What gives the values of a schema; None where it cannot be read here."""
+    try:
+        return reader_of(Schema.parse(text))
+    except (PenstockError, ModuleNotFoundError):
+        return None
 
 
 class Script:
@@ -48,6 +68,7 @@ class Script:
         except BaseException:
             self._stack.close()
             raise
+        self._described = Described(self._journals)
         known = {name for journal in self._journals for name in topic_names(journal, topics)}
         known |= {name for name in self.story.ordinals if topics is None or any(matches(one, name) for one in topics)}
         self.topics = sorted(known)
@@ -66,10 +87,11 @@ class Script:
 
     def inputs(self, sources: dict[str, str]) -> Iterator[Input]:
         """Every message whose topic has a source, in the order of the recording."""
-        for message in messages(self._journals, self._chosen, self._span):
+        for journal, message in located(self._journals, self._chosen, self._span):
             source = sources.get(message.channel or "")
             if source is not None:
-                yield Input(source, message, self.story.ordinal(message.channel or "", message.ordinal or 1))
+                ordinal = self.story.ordinal(message.channel or "", message.ordinal or 1)
+                yield Input(source, message, ordinal, self._described.schema_at(journal, message))
 
 
 def store_inputs(directory: Path, script: Script, inputs: Sequence[Input], span_ns: tuple[int, int]) -> None:
@@ -88,6 +110,8 @@ def store_inputs(directory: Path, script: Script, inputs: Sequence[Input], span_
                   timestamp_ns=one.message.timestamp_ns)
             for one in piece
         ]  # fmt: skip
+        for one in piece:
+            tape.describe(one.message.channel or "", [] if one.schema is None else [one.schema.text])
         for commit in tape.pieces(entries):
             tape.commit(commit, sum(len(entry.data) for entry in commit))
     tape.end({})

@@ -25,6 +25,7 @@ from penstock.gateway.errors import reason_of
 from penstock.gateway.stage import FAILURES, Failure, Stage, cast, noted
 from penstock.recording.story import topic_of
 from penstock.secrecy import without_secrets
+from penstock.types.fields import Reader
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -44,8 +45,8 @@ class Actor(Protocol):
     def start(self) -> None:
         """Begin, at the clock's first moment."""
 
-    def put(self, source: str, message: Message, ordinal: int) -> None:
-        """One input, with all that is due before it and all that it causes."""
+    def put(self, source: str, message: Message, ordinal: int, read: Reader | None = None) -> None:
+        """One input, with all that is due before it and all that it causes; ``read`` gives its value."""
 
     def advance(self, time_ns: int) -> None:
         """Let the time go on."""
@@ -222,7 +223,7 @@ class _Program:
                 raise
             raise ProgramError(f"{_place_in(self._file, error)}: {reason_of(error)}") from error
 
-    def put(self, source: str, message: Message, ordinal: int) -> None:
+    def put(self, source: str, message: Message, ordinal: int, read: Reader | None = None) -> None:
         self.advance(message.timestamp_ns)
         if source not in self._publishers:
             self._publishers[source] = address.publisher(source)

@@ -173,10 +173,15 @@ def agree_on_schema(handle: Any, terms: channel.Terms) -> None:
             return
 
 
+def schemas(handle: Any) -> list[str]:
+    """What describes the channel's type, every version, the newest last."""
+    known: str = handle._agree_on_schema("", "", None)[1]
+    return known.splitlines()
+
+
 def newest_schema(handle: Any) -> str | None:
     """What describes the channel's type, or None."""
-    known: str = handle._agree_on_schema("", "", None)[1]
-    return known.rpartition("\n")[2] or None
+    return next(reversed(schemas(handle)), None)
 
 
 def is_reliable(name: str, overflow: str | Overflow | None, reliable: bool | None) -> bool:

@@ -17,7 +17,7 @@ from penstock._core import shm as native
 from penstock.channel import Function, Ledger, Overflow
 from penstock.errors import InvalidArgument
 from penstock.history import wants_past
-from penstock.shm.publisher import agree_on_schema, group_id, is_reliable, newest_schema
+from penstock.shm.publisher import agree_on_schema, group_id, is_reliable, newest_schema, schemas
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -96,6 +96,10 @@ class Subscriber(native.Subscriber, channel.Subscriber):
     def schema(self) -> str | None:
         """What describes the channel's type, or None."""
         return newest_schema(self)
+
+    def schemas_of(self, topic: str | None) -> list[str]:
+        """Every version of it, the newest last."""
+        return schemas(self)
 
     def read_all(self) -> list[Message]:
         """Every message that is there, as many as may be held."""

@@ -60,6 +60,7 @@ class Session:
         self.targets = list(targets)
         self.max_reconnects = max_reconnects
         self.last_error: str | None = None
+        self.disagrees = False  #: whether its publisher's type does not match ours
         self.refused = ""  #: why reading ends, where the publisher cannot give what was asked for
         self.connections = 0
         self.clock_offset_ns: int | None = None
@@ -173,8 +174,11 @@ class Session:
             self.schema = agreement.schema
             if not self._subscriber._accepts_schema(agreement.schema, self):
                 connection.close()
-                self._refuse(str(self._subscriber.refusal))
+                self._disagree()
                 return
+            if self.disagrees:
+                self.disagrees = False
+                self._subscriber.agrees_again()
             # Another identity is another stream: ordinals begin anew and no gap is counted as a loss.
             fresh = agreement.peer_identity != self.identity or not agreement.extended
             self.identity = agreement.peer_identity
@@ -191,10 +195,20 @@ class Session:
             self._executor.watch(connection.fileno(), HANG_UP, lambda: self._on_hang_up(serial))
         logger.debug("session to %s connected, %s", self._address, "extended" if agreement.extended else "plain")
 
-    def refuse(self, why: str) -> None:
-        """End the session because of what the publisher is; a reconnect would not help."""
+    def disagree(self) -> None:
+        """Its publisher's type does not match ours: reading ends. It goes on when a publisher with another type is
+        there, which is looked for as for one that cannot be reached."""
         with self._lock:
-            self._refuse(why)
+            self._current_serial = 0
+            self._disagree()
+
+    def _disagree(self) -> None:
+        why = str(self._subscriber.refusal)
+        if not self.disagrees or why != self.last_error:
+            logger.warning("session to %s: %s", self.publisher, why)
+        self.last_error, self.disagrees = why, True
+        self._subscriber.check_end(self)
+        self._pause()
 
     def _refuse(self, why: str) -> None:
         self.last_error = why

@@ -148,7 +148,8 @@ class Subscriber(SubscriberContract):
     def agree(self, terms: Terms) -> None:
         """Check the publishers' schemas: those that are connected now, the others in their handshakes.
 
-        A schema that does not match ends its session; when no session is left, reading ends with ``refusal``.
+        A schema that does not match ends the connection; when no session is left, reading ends with ``refusal``, until
+        a publisher comes whose schema matches.
         """
         with self._lock:
             self._terms = terms
@@ -156,7 +157,7 @@ class Subscriber(SubscriberContract):
                 session for session in self._sessions.values() if not self._accepts_schema(session.schema, session)
             ]
         for session in refused:
-            session.refuse(str(self.refusal))
+            session.disagree()
             self._inlet.detach(session.number)
             session.close_sockets()
 
@@ -189,10 +190,20 @@ class Subscriber(SubscriberContract):
     def ended(self, session: Session) -> None:
         """A session has ended. When all have, ``read`` raises once everything is read."""
         logger.warning("session to %s ended: %s", session.publisher, session.last_error)
+        self.check_end(session)
+
+    def check_end(self, session: Session) -> None:
+        """A session has ended, or has a publisher of another type: reading ends where no other is left."""
         with self._lock:
-            over = all(one.state is SessionState.ENDED for one in self._sessions.values())
+            over = all(one.disagrees or one.state is SessionState.ENDED for one in self._sessions.values())
             # With the lock: otherwise this could overwrite the `finish(False)` of a session that is being added.
             self._inlet.finish(over, session.refused)
+
+    def agrees_again(self) -> None:
+        """A publisher of our type has come after one of another: reading goes on."""
+        with self._lock:
+            self._inlet.finish(False, "")
+            self.refusal = None  # last: who finds reading ended finds the reason
 
     def attach(self, session: Session, connection: socket.socket, agreed: Agreed, fresh: bool) -> int:
         """Hand a connected socket to the native core, which reads it. Gives the connection's serial number."""

@@ -7,6 +7,7 @@ batch) is a ``Rows``.
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import json
 import logging
@@ -22,8 +23,8 @@ from penstock.types.schema import Schema
 from penstock.types.shape import Shape, dtype_of, shape_of
 
 __all__ = [
-    "Reader", "Rows", "Step", "Values", "at", "check_path", "fitted", "iso_text", "json_text",
-    "parse_path", "reader_of",
+    "Reader", "Rows", "Step", "Values", "at", "check_items", "check_path", "check_paths", "fitted", "iso_text",
+    "json_text", "parse_path", "reader_of", "split_paths",
 ]  # fmt: skip
 
 Reader = Callable[[Any], Any]
@@ -73,7 +74,7 @@ def reader_of(schema: Schema) -> Reader:
 class Values:
     """The values of what one subscriber gives, by what is said there of its topics; without that, of JSON.
 
-    Used by one thread. What nobody has said is looked for again now and then.
+    Used by one thread. What nobody has said, and what does not fit, is looked for again now and then.
     """
 
     def __init__(self, subscriber: Subscriber) -> None:
@@ -86,22 +87,48 @@ class Values:
 
     def __call__(self, message: Any) -> Any:
         """The value; ``ValueError`` where the message is not what is said of it."""
-        return self._look(message.channel)[2](message)
+        return self.read(message, message.channel)
 
-    def _look(self, topic: str | None) -> tuple[float, Schema | None, Reader]:
+    def read(self, message: Any, topic: str | None) -> Any:
+        """The same of a message of that topic."""
+        known = self._look(topic)
+        try:
+            return known[2](message)
+        except ValueError:
+            again = self._look(topic, misfit=True)  # its type may have changed
+            if again is known:
+                raise
+            return again[2](message)
+
+    def check(self, topic: str | None, paths: Iterable[Sequence[Step]]) -> None:
+        """``InvalidArgument`` where the type of the topic is known and has no such field."""
+        check_paths(self.schemas(topic), paths)
+
+    def schemas(self, topic: str | None) -> list[Schema]:
+        """Every version that is kept there of what is said of the topic, the newest last."""
+        found = []
+        for text in self._subscriber.schemas_of(topic):
+            with contextlib.suppress(PenstockError):
+                found.append(Schema.parse(text))
+        return found
+
+    def _look(self, topic: str | None, misfit: bool = False) -> tuple[float, Schema | None, Reader]:
         found = self._known.get(topic)
         now = time.monotonic()
-        if found is None or (found[1] is None and now - found[0] > LOOK_AGAIN_S):
+        if found is None or ((misfit or found[1] is None) and now - found[0] > LOOK_AGAIN_S):
             if len(self._known) >= MAX_TOPICS:
                 self._known.clear()
             found = self._known[topic] = (now, *self._read(topic))
         return found
 
     def _read(self, topic: str | None) -> tuple[Schema | None, Reader]:
+        from penstock.types.versions import SEEN, Versions
+
         try:
-            text = self._subscriber.schema_of(topic)
-            schema = Schema.parse(text) if text else None
-            return (None, _plain_json) if schema is None else (schema, reader_of(schema))
+            schemas = self.schemas(topic)
+            if len(schemas) > 1:  # which message is of which is not known
+                return schemas[-1], Versions((SEEN, schema) for schema in schemas).read
+            return (schemas[0], reader_of(schemas[0])) if schemas else (None, _plain_json)
         except (PenstockError, ModuleNotFoundError) as error:
             logger.warning("%s: its fields are not read: %s", topic, error)
             return None, _plain_json
@@ -132,14 +159,19 @@ def _text(schema: Schema) -> Reader:
     return lambda message: str(message, "utf-8")
 
 
+def check_items(message: Any, item_bytes: int) -> None:
+    """``ValueError`` where a message is no array of items of that size."""
+    if len(memoryview(message)) % item_bytes:
+        raise ValueError(f"its bytes are no whole number of items of {item_bytes} bytes")
+
+
 def _numpy(schema: Schema) -> Reader:
     import numpy
 
     dtype = dtype_of(schema.definition["dtype"])
 
     def read(message: Any) -> Rows:
-        if len(message) % dtype.itemsize:
-            raise ValueError(f"its bytes are no whole number of items of {dtype.itemsize} bytes")
+        check_items(message, dtype.itemsize)
         items = numpy.frombuffer(bytes(message), dtype)
         if dtype.names is None:
             return Rows(_leaf(items))
@@ -238,22 +270,28 @@ _MAKERS: dict[str, Callable[[Schema], Reader]] = {
 
 # --- fields by name
 
-_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]|\[\"([^\"]*)\"\]")
+_STEP = re.compile(r"""\.?([^.\[\]]+)|\.?\[(\d+)\]|\.?\[("[^"]*"|'[^']*')\]""")
+_COMMA = re.compile(r"""((?:[^,"']|"[^"]*"|'[^']*'|["'])+)""")
 
 
 def parse_path(text: str) -> list[Step]:
-    """``pose.x``, ``joints[3].angle``, ``["odd name"]`` as steps."""
+    """``pose.x``, ``joints[3].angle``, ``["odd name"]`` as steps; written as in filters (``.pose["odd name"]``) too."""
     steps: list[Step] = []
     place = 0
     while place < len(text):
         match = _STEP.match(text, place)
         if match is None or (match[1] is not None and place and text[place] != "."):
             raise InvalidArgument(f"{text!r} is no field: write a.b, a[0].b or [\"a b\"]")
-        steps.append(int(match[2]) if match[2] is not None else match[1] if match[1] is not None else match[3])
+        steps.append(int(match[2]) if match[2] is not None else match[1] if match[1] is not None else match[3][1:-1])
         place = match.end()
     if not steps:
         raise InvalidArgument("a field has a name")
     return steps
+
+
+def split_paths(text: str) -> list[str]:
+    """``a,b["c,d"]`` as paths: a comma in quotes is part of a name."""
+    return [path.strip() for path in _COMMA.findall(text)] or [""]
 
 
 def at(value: Any, steps: Iterable[Step]) -> Any:
@@ -266,13 +304,14 @@ def at(value: Any, steps: Iterable[Step]) -> Any:
     return value
 
 
-def check_path(schema: Schema, text: str) -> None:
+def check_path(schema: Schema, path: str | Sequence[Step]) -> None:
     """``InvalidArgument`` names what there is, where the schema has no such field."""
     try:
         shape = shape_of(schema)
     except ProtocolError:
         shape = Shape("any")  # a damaged schema says nothing of fields
-    for step in parse_path(text):
+    steps = parse_path(path) if isinstance(path, str) else path
+    for at, step in enumerate(steps):
         if shape.item is not None and isinstance(step, int) == (shape.kind == "list"):
             shape = shape.item
         elif isinstance(step, str) and shape.kind == "struct":
@@ -283,7 +322,21 @@ def check_path(schema: Schema, text: str) -> None:
         elif shape.kind == "any" or isinstance(step, int):
             return  # whatever it is, a message may have it
         else:
-            raise InvalidArgument(f"{schema.name} has no field {text!r}: {step!r} is looked for in {shape.kind}")
+            where = ".".join(map(str, steps[:at])) or "the message"
+            raise InvalidArgument(f"{schema.name} has no field {step!r}: {where} is {shape.kind}, which has no fields")
+
+
+def check_paths(schemas: Sequence[Schema], paths: Iterable[str | Sequence[Step]]) -> None:
+    """``InvalidArgument`` where there are schemas and none of them has one of the fields."""
+    for path in paths:
+        failures = []
+        for schema in reversed(schemas):
+            try:
+                check_path(schema, path)
+            except (InvalidArgument, ProtocolError) as error:
+                failures.append(error)
+        if failures and len(failures) == len(schemas):
+            raise failures[0]
 
 
 # --- values for columns and for JSON
@@ -347,7 +400,10 @@ def iso_text(count: int, shape: Shape) -> str:
 
 def _number(value: int | float, shape: Shape) -> int | float:
     if shape.kind.startswith("float"):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"an integer is beyond {shape.kind}") from None
     if isinstance(value, float) and not value.is_integer():
         raise _other(value, shape)
     bits = int(shape.kind.lstrip("uint"))

@@ -347,6 +347,10 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
         """What is said there of one of its topics, or None."""
         return self.inner.schema_of(topic)
 
+    def schemas_of(self, topic: str | None) -> list[str]:
+        """Every version of it that is kept there, the newest last."""
+        return self.inner.schemas_of(topic)
+
     def __repr__(self) -> str:
         return f"<{self.codec.name} of {self.inner!r}>"
 

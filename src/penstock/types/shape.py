@@ -14,7 +14,7 @@ from typing import Any
 from penstock.errors import ProtocolError
 from penstock.types.schema import Schema
 
-__all__ = ["Shape", "arrow_type", "dtype_of", "holds_rows", "json_schema", "numeric_paths", "shape_of", "union"]
+__all__ = ["ANY", "Shape", "arrow_type", "dtype_of", "holds_rows", "json_schema", "numeric_paths", "shape_of", "union"]
 
 MAX_DEPTH = 16  # of types in types; what lies deeper is ``any``
 
@@ -110,6 +110,8 @@ def _of_json(node: Any, names: Mapping[str, Any], depth: int) -> Shape:
         return _one_of([_of_json({**node, "type": one}, names, depth + 1) for one in kind if one != "null"])
     if "enum" in node or "const" in node:
         return _one_of([_of_value(value) for value in node.get("enum", [node.get("const")]) if value is not None])
+    if kind == "integer" and node.get("minimum", -1) >= 0 and node.get("maximum", 0) >= 1 << 63:
+        return Shape("uint64")
     if kind in _JSON_TYPES:
         return _JSON_TYPES[kind]
     if kind == "string":

@@ -14,13 +14,14 @@ from typing import Any
 
 from penstock.errors import PenstockError, ProtocolError
 from penstock.types.conformity import check_json
-from penstock.types.fields import Reader, Rows, fitted, reader_of
+from penstock.types.fields import Reader, Rows, check_items, fitted, reader_of
 from penstock.types.schema import Schema
-from penstock.types.shape import Shape, holds_rows, shape_of, union
+from penstock.types.shape import Shape, dtype_of, holds_rows, shape_of, union
 
-__all__ = ["Versions", "dated", "distinct", "joined", "parse_versions", "undated"]
+__all__ = ["SEEN", "Versions", "dated", "distinct", "joined", "parse_versions", "undated"]
 
 Place = tuple[int, int]  # (part of a recording, position in it); a journal alone is part 0
+SEEN: Place = (0, 0)  # the place of every version that was seen live: which message is of which is not known
 _SINCE = re.compile(r',"since":(\d{1,19})\}$')
 
 
@@ -61,21 +62,36 @@ class _Version:
     """One of them. A value that is no record is the record of one field, ``value``."""
 
     def __init__(self, schema: Schema) -> None:
-        self.read: Reader = reader_of(schema)
+        self.schema = schema
+        self._read: Reader = reader_of(schema)
+        self._item_bytes = dtype_of(schema.definition["dtype"]).itemsize if schema.encoding == "numpy" else 0
         self.shape = shape_of(schema)
         self.wraps = self.shape.kind != "struct"
         self.record = Shape("struct", None, (("value", self.shape),)) if self.wraps else self.shape
         self.holds_rows = holds_rows(schema)
         self.takes_null = _takes_null(schema)
 
-    def fits(self, value: Any) -> bool:
-        if value is None:
-            return self.takes_null
-        rows = value if self.holds_rows and isinstance(value, Rows) else [value]
-        try:
-            return all(fitted(row, self.shape) is not None for row in rows)
-        except ValueError:
-            return False
+    def read(self, message: Any) -> Any:
+        """The value; ``ValueError`` where the message is not of this version."""
+        value = self._read(message)
+        if self.schema.language == "jsonschema":
+            check_json(value, self.schema.definition["jsonschema"])
+        return value
+
+    def check(self, value: Any) -> None:
+        """``ValueError`` where a column could not hold the value."""
+        if value is None and self.takes_null:
+            return
+        for row in value if self.holds_rows and isinstance(value, Rows) else [value]:
+            if fitted(row, self.shape) is None:
+                raise ValueError("null is no value of its type")
+
+    def is_of(self, message: Any) -> None:
+        """``ValueError`` where the message is not of this version; cheaper than its value."""
+        if self._item_bytes:
+            check_items(message, self._item_bytes)
+        else:
+            self.check(self.read(message))
 
 
 def _takes_null(schema: Schema) -> bool:
@@ -112,8 +128,28 @@ class Versions:
         self.takes_null = any(one.takes_null for one in newest_first)
 
     def read(self, message: Any, place: Place | None = None) -> Any:
-        """The whole value; ``ValueError`` where the message is of no version."""
-        return self._read(message, place)[1]
+        """The whole value; ``ValueError`` where the message is of no version, or no column could hold it."""
+        version, value = self._read(message, place)
+        if len(self._versions) == 1:  # of several, the one that was chosen has checked it
+            version.check(value)
+        return value
+
+    def schema(self, message: Any, place: Place) -> Schema | None:
+        """That of the version that the message is of; ``ValueError`` where it is of none, None where this cannot be
+        known here."""
+        first = self._at(place)
+        if isinstance(first, Exception):
+            return None
+        failure: ValueError | None = None
+        for version in self._in_turn(first):
+            try:
+                version.is_of(message)
+            except ValueError as error:
+                failure = failure or error
+                continue
+            return version.schema
+        assert failure is not None
+        raise failure
 
     def rows(self, message: Any, place: Place | None = None, record: Shape | None = None) -> list[dict[str, Any]]:
         """Its rows as columns of ``record`` (its own, or one of other widths) take them, a null as a row of nulls;
@@ -133,15 +169,20 @@ class Versions:
             return first, first.read(message)
         # A publisher may go on with a type that another has replaced: then another version reads it.
         failure: ValueError | None = None
-        for version in (first, *(one for one in reversed(self._versions) if one is not first)):
+        for version in self._in_turn(first):
             try:
                 value = version.read(message)
+                version.check(value)
             except ValueError as error:
                 failure = failure or error
                 continue
-            if version.fits(value):
-                return version, value
-        raise failure or ValueError(f"it fits none of the {len(self._versions)} versions of its type")
+            return version, value
+        assert failure is not None
+        raise failure
+
+    def _in_turn(self, first: _Version) -> Iterator[_Version]:
+        yield first
+        yield from (one for one in reversed(self._versions) if one is not first)
 
     def _at(self, place: Place | None) -> _Version | Exception:
         if place is None:

@@ -58,8 +58,8 @@ function numbers(value, path, found) {
 }
 
 function addFields(record) {
-  const found = [];
-  numbers(record.payload, "", found);
+  const found = Object.entries(record.numbers ?? {});  // of a message that is cut; else they are in it
+  if (!record.cut) numbers(record.payload, "", found);
   if (!found.length) return;
   now.times.push(Date.parse(record.time) / 1000);
   for (const [name, value] of found) (now.series[`field/${name}`] ??= new Array(now.times.length - 1).fill(null)).push(value);
