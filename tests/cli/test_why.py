@@ -188,6 +188,15 @@ def test_a_stopped_process(handles: Handles, name: str) -> None:
         os.kill(handles.pid, signal.SIGCONT)
 
 
+def test_an_address_that_answers_was_meant(handles: Handles) -> None:
+    """Whose handles cannot be seen from here, as in a container."""
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        port = elsewhere.getsockname()[1]
+        handles.do(f"open tcp publisher 127.0.0.1:{port - 1}")
+        text = reasons(f"tcp://127.0.0.1:{port}")[1]
+        assert "somebody listens" in text and "was that meant" not in text
+
+
 def test_a_misspelt_address(handles: Handles, name: str) -> None:
     handles.do(f"open shm publisher {name}-front")
     assert f"shm:{name}-front is open: was that meant?" in reasons(f"shm:{name}-fornt")[1]
