@@ -274,8 +274,17 @@ def test_nobody_listens() -> None:
     assert "nobody listens" in reasons(f"tcp://127.0.0.1:{port}")[1]
 
 
-def test_a_bus_is_one_process() -> None:
-    assert "one process" in reasons("bus:plant")[1]
+def test_a_bus_is_one_process(handles: Handles, name: str) -> None:
+    code, text = reasons("bus:plant")
+    assert code == 4 and "one process" in text
+    place = name.strip("/")
+    handles.do(
+        f"open bus publisher {place}", f"add {place}/publisher matched 9", f"set {place}/publisher last_ns now",
+        f"open bus queue {place}", f"add {place}/queue matched 9", f"add {place}/queue delivered 9",
+        f"set {place}/queue last_ns now",
+    )  # fmt: skip
+    code, text = reasons(f"bus:{place}")
+    assert code == 0 and "one process" in text, "where it is read, that is no reason"
 
 
 def test_journals(tmp_path: Path) -> None:
