@@ -67,7 +67,7 @@ std::int64_t end_of(const Patience &patience) {
         throw nb::python_error();
     }
     PyErr_Format(PyExc_TimeoutError,
-                 "a subscriber's queue stayed full for %lld ms; nothing was published (overflow='block')",
+                 "a subscriber's queue stayed full for %lld ms; the message was not published (overflow='block')",
                  static_cast<long long>(patience.timeout_ns / 1'000'000));
     throw nb::python_error();
 }

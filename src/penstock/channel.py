@@ -285,15 +285,15 @@ class Publisher(Handle, Generic[T]):
             _show_options(cls, name)
 
     @abstractmethod
-    def publish(self, data: Buffer | T) -> int | None:
-        """Publish a copy of ``data``; gives its ordinal where the reach knows it."""
+    def publish(self, data: Buffer | T, *, timeout: float | None = None) -> int | None:
+        """Publish a copy of ``data``; gives its ordinal where the reach knows it. ``TimeoutError``: it was not."""
 
     def set(self, data: Buffer | T, **options: Any) -> int | None:
         """``publish`` for topics that have a state, opened with ``latest=True``: this is its value from now on."""
         return self.publish(data, **options)
 
     @abstractmethod
-    def publish_many(self, batch: Iterable[Buffer | T]) -> int:
+    def publish_many(self, batch: Iterable[Buffer | T], *, timeout: float | None = None) -> int:
         """Publish each of them, in order; gives how many were published.
 
         A ``TimeoutError`` in the middle says in ``error.published`` how many went before it.
@@ -351,7 +351,12 @@ class Publisher(Handle, Generic[T]):
     async def publish_many_async(self, batch: Iterable[Buffer | T], **options: Any) -> int:
         """``publish_many`` for asyncio; ``batch`` is read at once, in the event loop."""
         items = batch if hasattr(batch, "__len__") else list(batch)
-        return await self._in_worker(partial(self.publish_many, items), options)
+        try:
+            return await self._in_worker(partial(self.publish_many, items), options)
+        except TimeoutError as error:
+            if not hasattr(error, "published"):
+                error.published = 0  # type: ignore[attr-defined]  # it had not begun
+            raise
 
     def reserve_async(self, size: int, **options: Any) -> Reservation:
         """``reserve`` for asyncio: ``async with publisher.reserve_async(n) as draft`` publishes at its end.

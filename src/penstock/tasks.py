@@ -112,6 +112,9 @@ class Worker:
             timer = None if timeout is None else asyncio.get_running_loop().call_later(timeout, call.expire)
             try:
                 return await asyncio.wrap_future(job)
+            except TimeoutError:
+                # asyncio makes a new one, without what the call's own says (how many were published)
+                raise (job.done() and not job.cancelled() and job.exception()) or TimeoutError from None
             finally:
                 if timer is not None:
                     timer.cancel()

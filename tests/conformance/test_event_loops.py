@@ -125,6 +125,25 @@ def test_a_full_channel_does_not_stop_the_loop(reach: Reach, method: str) -> Non
 
 
 @pytest.mark.needs("block")
+def test_many_that_time_out_say_how_many_went(reach: Reach) -> None:
+    publisher, _ = reach.pair(reach.bounded(4, "block"))
+    payload = b"x" * (reach.flood_padding or 8)
+    sent = 0
+
+    async def main() -> None:
+        nonlocal sent
+        while True:
+            try:
+                sent += await publisher.publish_many_async([payload] * 50, timeout=0.2)
+            except TimeoutError as error:
+                sent += error.published  # type: ignore[attr-defined]
+                return
+
+    asyncio.run(asyncio.wait_for(main(), 2 * LONG))
+    assert sent == publisher.ledger.matched - publisher.ledger.lost
+
+
+@pytest.mark.needs("block")
 def test_close_ends_a_publish_that_is_awaited(reach: Reach) -> None:
     publisher, _ = reach.pair(reach.bounded(4, "block"))
     payload = b"x" * (reach.flood_padding or 8)

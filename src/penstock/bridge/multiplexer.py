@@ -55,16 +55,16 @@ class Multiplexer(Publisher):
         found = self._publishers.get(vchan_id)
         return found if found is not None else self._stack.enter_context(self._open(vchan_id))
 
-    def publish(self, data: Any, *, vchan_id: int | None = None) -> int | None:
+    def publish(self, data: Any, *, vchan_id: int | None = None, timeout: float | None = None) -> int | None:
         """Publish a copy of ``data`` to the virtual channel ``vchan_id``."""
         publisher = self._publisher_for(vchan_id)
-        return publisher.forward([data]) if isinstance(data, Message) else publisher.publish(data)
+        return publisher.forward([data]) if isinstance(data, Message) else publisher.publish(data, timeout=timeout)
 
-    def publish_many(self, batch: Iterable[Any]) -> int:
-        """Publish messages, each to its own virtual channel; returns how many."""
+    def publish_many(self, batch: Iterable[Any], *, timeout: float | None = None) -> int:
+        """Publish messages, each to its own virtual channel; returns how many. ``timeout``: of each that is no message."""
         count = 0
         for message in batch:
-            self.publish(message, vchan_id=getattr(message, "vchan_id", None))
+            self.publish(message, vchan_id=getattr(message, "vchan_id", None), timeout=timeout)
             count += 1
         return count
 

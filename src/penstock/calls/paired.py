@@ -70,7 +70,7 @@ class Place:
     def publish(self, writer: Publisher, data: bytes, timeout: float) -> None:
         """Publish within the time. A bus has room for every call that clients may have under way."""
         if self._shm:
-            writer.publish(data, timeout=timeout)  # type: ignore[call-arg]
+            writer.publish(data, timeout=timeout)
         else:
             writer.publish(data)
 
