@@ -98,7 +98,7 @@ def test_damage_in_what_was_confirmed_is_refused_until_it_is_mended(
     for _ in range(2):  # whoever starts it again finds the same
         with pytest.raises(CorruptionError, match="keeps all that is whole") as refused:
             Server(tmp_path / "broker", 0)
-    command = re.search("'penstock (journal repair .*)' keeps all that is whole", str(refused.value))
+    command = re.search("penstock (journal repair .*) keeps all that is whole", str(refused.value))
     assert command is not None and str(refused.value).count("penstock journal") == 1
     done = subprocess.run(
         [sys.executable, "-m", "penstock", *shlex.split(command[1])], capture_output=True, text=True, timeout=LONG

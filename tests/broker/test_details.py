@@ -362,3 +362,16 @@ def test_a_range_keeps_its_times_when_it_says_so(serve: Callable[..., Server]) -
     now += found[counted:]
     assert len(now) == 3001 + 6
     assert all(row.timestamp_ns == row.stored_ns >= begun for row in now)
+
+
+def test_a_queue_whose_messages_were_all_sent_ahead_moves_by_what_is_acknowledged(server: Server, client: Client) -> None:
+    client.queue("ahead", topics="t")
+    client.publish_many("t", [b"1", b"2", b"3"])
+    with client.subscribe("ahead", ack="manual") as consumer:
+        message = consumer.receive(LONG)
+        counters = server.broker.queues["ahead"].counters
+        until(lambda: counters.get("delivered") == 3, "all are sent, in one go")
+        sent_ns = until(lambda: counters.get("last_ns"))
+        consumer.ack(message)
+        until(lambda: counters.get("last_ns") > sent_ns, "the acknowledgement is seen")
+        assert counters.get("delivered") == 3

@@ -190,6 +190,15 @@ def test_a_stopped_process(handles: Handles, name: str) -> None:
         os.kill(handles.pid, signal.SIGCONT)
 
 
+def test_an_address_that_answers_was_meant(handles: Handles) -> None:
+    """Whose handles cannot be seen from here, as in a container."""
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        port = elsewhere.getsockname()[1]
+        handles.do(f"open tcp publisher 127.0.0.1:{port - 1}")
+        text = reasons(f"tcp://127.0.0.1:{port}")[1]
+        assert "somebody listens" in text and "was that meant" not in text
+
+
 def test_a_misspelt_address(handles: Handles, name: str) -> None:
     handles.do(f"open shm publisher {name}-front")
     assert f"shm:{name}-front is open: was that meant?" in reasons(f"shm:{name}-fornt")[1]
@@ -267,8 +276,17 @@ def test_nobody_listens() -> None:
     assert "nobody listens" in reasons(f"tcp://127.0.0.1:{port}")[1]
 
 
-def test_a_bus_is_one_process() -> None:
-    assert "one process" in reasons("bus:plant")[1]
+def test_a_bus_is_one_process(handles: Handles, name: str) -> None:
+    code, text = reasons("bus:plant")
+    assert code == 4 and "one process" in text
+    place = name.strip("/")
+    handles.do(
+        f"open bus publisher {place}", f"add {place}/publisher matched 9", f"set {place}/publisher last_ns now",
+        f"open bus queue {place}", f"add {place}/queue matched 9", f"add {place}/queue delivered 9",
+        f"set {place}/queue last_ns now",
+    )  # fmt: skip
+    code, text = reasons(f"bus:{place}")
+    assert code == 0 and "one process" in text, "where it is read, that is no reason"
 
 
 def test_a_module_of_a_gateway_by_the_name_that_ls_prints() -> None:

@@ -202,6 +202,31 @@ def test_a_queue_is_paused_on_the_page(browser: Browser, tmp_path: Path) -> None
             assert bytes(consumer.read(30) or b"") == b"x"
 
 
+def test_dead_letters_are_sent_back_from_where_they_are_trouble(browser: Browser, tmp_path: Path) -> None:
+    with (
+        Server(str(tmp_path / "b"), 0).start() as server,
+        Client(port=server.port) as client,
+        Service(every_s=0.3, allow_actions=True) as acting,
+    ):
+        acting.start()
+        client.queue("poison", topics="t", max_deliveries=1)
+        client.publish("t", b"bad")
+        with client.subscribe("poison", ack="manual") as consumer:
+            consumer.nack(consumer.receive(60))
+        browser.open(acting.url)
+        line = "[...document.querySelectorAll('#stuck-list li')].find(l => l.innerText.includes('poison.dead'))"
+        browser.until(f"return ({line})?.querySelector('button')?.textContent === 'redrive'")
+        show(browser, "queues")
+        meter = "[...document.querySelectorAll('#queue-list .meter')].find(m => %sm.innerText.includes('poison.dead'))"
+        browser.until(f"return ({meter % '!'})?.innerText.includes('1 dead letters')")
+        labels = f"return [...({meter % ''}).querySelectorAll('button')].map(b => b.textContent)"
+        assert "redrive" not in browser.run(labels)
+        show(browser, "overview")
+        browser.run(f"window.confirm = () => true; ({line}).querySelector('button').click()")
+        with client.subscribe("poison", ack="manual") as consumer:
+            assert bytes(consumer.receive(60)) == b"bad"
+
+
 def test_rates_move_the_plots_and_the_graph(service: Service, browser: Browser, plant: Handles, name: str) -> None:
     browser.open(service.url)
     wait_for(browser, name)

@@ -168,7 +168,9 @@ class Queue:
     def heard(self, consumer: Consumer, first: int, last: int) -> None:
         """The consumer is done with what it held from first to last: what was sent ahead behind that has its time from
         now on, since it waits to be read."""
-        deadline_ns = self._deadline(consumer, time.time_ns())
+        now_ns = time.time_ns()
+        self.counters.set("last_ns", now_ns)  # a queue whose messages were all sent ahead moves by what is acknowledged
+        deadline_ns = self._deadline(consumer, now_ns)
         if deadline_ns != NO_DEADLINE:
             self.state.heard(consumer.number, first, last, deadline_ns)
 

@@ -18,5 +18,7 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
             who = f"subscriber {block['name']!r} of process {block['pid']} ({block['program']})"
             remedy = "read it, close it, or give it timeout= or another overflow="
             yield Finding(f"{who} is full and nobody reads it: its bus waits", remedy)
+    kinds = {block["kind"] for block in counters_read() if (block["room"], block["name"]) == ("bus", parts.name)}
     text = f"bus:{parts.name} reaches one process: a command outside of it never hears it"
-    yield Finding(text, f"use shm:/{parts.name}")
+    # Where a program reads it, nothing is wrong: it is no command that waits for its messages.
+    yield Finding(text, f"use shm:/{parts.name}", grave=not kinds - {"publisher", "bus"})

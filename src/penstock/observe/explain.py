@@ -100,8 +100,9 @@ def _explain(text: str, watch_s: float, passed: set[str]) -> list[Finding]:
         stalled, losing = _watch(readers, watch_s)
         found += _reader_findings(readers, stalled, losing, watch_s)
     if not bridged and (not blocks or (parts.scheme == "shm" and not publishers)):
-        at_another_port = parts.scheme != "broker" or any(finding.grave for finding in found)
-        found += _similar_addresses(parts, everything, at_another_port)
+        answers = parts.scheme in ("tcp", "broker", "nats") and not any(finding.grave for finding in found)
+        if parts.scheme == "broker" or not answers:
+            found += _similar_addresses(parts, everything, at_another_port=not answers)
     return sorted(found, key=lambda finding: not finding.grave)
 
 

@@ -11,6 +11,7 @@ const tail = new Tail({ start: one("channel-tail-start"), note: one("channel-tai
 
 export function showChannel(address, handles, state) {
   if (address !== now.address) { leaveChannel(); now.address = address; text(one("channel-name"), address); one("channel-tail-list").replaceChildren(); text(one("channel-tail-note"), ""); }
+  one("channel-tail-start").hidden = !/^(shm:|tcp:|journal:|broker:\/\/|nats:)/.test(address);  // nothing else can be read from here
   const sources = handles.filter(handle => ["publisher", "source", "client"].includes(handle.kind)), readers = handles.filter(handle => !sources.includes(handle) && !["tail", "bus", "channel", "journal", "writer", "broker"].includes(handle.kind));
   const sum = (list, of) => list.reduce((total, handle) => total + of(handle), 0);
   const messages = sum(sources, handle => handle.messages), volume = sum(sources, handle => handle.bytes), slowest = Math.max(0, ...readers.map(handle => handle.latency_p99_us ?? 0));

@@ -59,7 +59,7 @@ function showTrouble(state) {
     text(link, handle.where); link.href = handle.address ? channelLink(bare(handle)) : handle.kind === "queue" ? "#queues" : "#handles";
     text(who, `${handle.kind} in ${handle.program} (${handle.pid})`); text(why, handle.reasons.join("; "));
     const actions = helpful(handle, state.actions ?? []);
-    reconcile(help, actions, action => action, action => button(action, () => act(action, view.handles.get(handle.key))), () => {});
+    reconcile(help, actions, action => action, action => button(action, () => act(action, (action === "redrive" && whoseDead(handle)) || view.handles.get(handle.key))), () => {});
   });
 }
 
@@ -72,7 +72,19 @@ function makeTrouble(handle) {
 // The actions that help this handle; everything else is explained on the channel's page, to which its name leads.
 function helpful(handle, allowed) {
   if (handle.room !== "broker" || handle.kind !== "queue") return [];
-  return handle.state === "paused" && allowed.includes("resume") ? ["resume"] : [];
+  const wanted = [handle.state === "paused" && "resume", whoseDead(handle) && "redrive"];
+  return wanted.filter(action => action && allowed.includes(action));
+}
+
+// The queue whose dead letters a queue holds, by the name that a broker gives it; the action is that queue's.
+function whoseDead(handle) {
+  const queue = handle.name.endsWith(".dead") ? handle.name.slice(0, -".dead".length) : "";
+  return queue && [...view.handles.values()].find(other => other.room === "broker" && other.kind === "queue" && other.pid === handle.pid && other.name === queue);
+}
+
+// The queue that holds this one's dead letters, where there is one.
+function deadOf(handle) {
+  return [...view.handles.values()].find(other => other.room === "broker" && other.kind === "queue" && other.pid === handle.pid && other.name === `${handle.name}.dead`);
 }
 
 function button(label, pressed) {
@@ -242,9 +254,9 @@ function showQueues(state) {
   text(one("queue-more"), bounded.length > MOST_QUEUES ? `the fullest ${MOST_QUEUES} of ${count(bounded.length)}; the handles have all` : "");
   reconcile(one("queue-list"), bounded.slice(0, MOST_QUEUES), h => h.key, h => { const made = makeMeter("meter"); made.dataset.key = h.key; return made; }, (made, h) => {
     const bound = h.capacity ? `${count(h.depth)} of ${count(h.capacity)} held` : h.room === "shm" ? `${count(h.depth)} held` : `${count(h.depth)} waiting`;
-    fillMeter(made, h.where, bound + (h.lag ? ` · ${count(h.lag)} behind` : ""), h.capacity ? h.depth / h.capacity : h.depth ? .03 : 0, h.capacity && h.depth >= h.capacity, [h.kind, `pid ${h.pid}`, h.room === "broker" && h.kind === "queue" ? consumers(h.peers) : "", h.state].filter(Boolean).join(" · "));
+    fillMeter(made, h.where, bound + (h.lag ? ` · ${count(h.lag)} behind` : ""), h.capacity ? h.depth / h.capacity : h.depth ? .03 : 0, h.capacity && h.depth >= h.capacity, [h.kind, `pid ${h.pid}`, h.room === "broker" && h.kind === "queue" ? consumers(h.peers) : "", deadOf(h)?.depth ? `${count(deadOf(h).depth)} dead letters` : "", h.state].filter(Boolean).join(" · "));
     made.dataset.depth = h.depth; made.dataset.capacity = h.capacity;
-    const usable = h.kind === "queue" && h.room === "broker" ? (state.actions ?? []).filter(action => action !== (h.state === "paused" ? "pause" : "resume")) : [];
+    const usable = h.kind === "queue" && h.room === "broker" ? (state.actions ?? []).filter(action => action !== (h.state === "paused" ? "pause" : "resume") && !(action === "redrive" && whoseDead(h))) : [];
     reconcile(made.lastChild, usable, action => action, action => button(action, () => act(action, view.handles.get(h.key))), () => {});
   });
 }
