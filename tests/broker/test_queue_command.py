@@ -41,6 +41,7 @@ def test_a_queue_from_its_making_to_its_end(queue: Callable[..., str], client: C
     assert "jobs" in told and "work.>" in told and " 5 " in told
     shown: dict[str, Any] = json.loads(queue("show", "jobs", "--json"))
     assert (shown["depth"], shown["ack_timeout_s"], shown["keep"]) == (5, 120.0, "1GiB")
+    assert shown["exclusive"] is False and "exclusive        no\n" in queue("show", "jobs")
     assert "job 0" in queue("peek", "jobs", "-n", "2")
     peeked = [json.loads(line) for line in queue("peek", "jobs", "-n", "2", "--json").splitlines()]
     assert [message["payload"] for message in peeked] == ["job 0", "job 1"]

@@ -216,3 +216,23 @@ def test_a_trickle_is_not_counted_in_crumbs(serve: Callable[..., Server]) -> Non
             client.publish("t", b"x")
             assert client.queues()[0]["depth"] == number
         assert len(server.broker.queues["q"]._backlog._pieces) == 1
+
+
+def test_dead_letters_that_were_sent_back_hold_nothing(server: Server, client: Client) -> None:
+    """A queue that nobody ever read goes on when nothing waits in it."""
+    client.queue("poison", topics="t", max_deliveries=1)
+    client.publish_many("t", [b"1", b"2"])
+    with client.subscribe("poison", ack="manual") as consumer:
+        for _ in range(2):
+            consumer.nack(consumer.receive(LONG))
+    until(lambda: client.redrive("poison"), "dead letters")
+    with client.subscribe("poison", ack="read") as consumer:
+        for _ in range(2):
+            consumer.receive(LONG)
+    last = client.publish("other", b"x")
+    dead = server.broker.queues["poison.dead"]
+    until(lambda: dead.state.floor > last, "it goes on with the log")
+    client.publish_many("t", [b"3"])
+    with client.subscribe("poison", ack="manual") as consumer:
+        consumer.nack(consumer.receive(LONG))
+    until(lambda: client.redrive("poison") == 1, "a later dead letter is found")

@@ -109,6 +109,16 @@ def test_ls_watches_in_json_too(handles: Handles, name: str) -> None:
     assert watching.returncode == 143 and not err
 
 
+def test_ls_prints_each_look_into_a_pipe(handles: Handles, name: str) -> None:
+    watching = start("ls", f"shm:{name}", "--watch", "0.1")
+    assert watching.stdout is not None
+    lines = [watching.stdout.readline() for _ in range(6)]
+    watching.send_signal(signal.SIGTERM)
+    _, err = watching.communicate(timeout=60)
+    assert [line.split()[1] for line in lines] == ["kind", "publisher", "subscriber"] * 2
+    assert watching.returncode == 143 and not err
+
+
 @pytest.mark.parametrize("words", ["top --every 0.1", "ls --watch 0.1"])
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"])
 def test_a_view_ends_with_the_same_code_on_a_terminal(words: str, number: signal.Signals, code: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.printable import printable
 
 from .command import run, start
 
@@ -216,6 +218,33 @@ def test_two_addresses_of_one_topic_are_recorded_apart(tmp_path: Path) -> None:
     assert stored(tmp_path / "run") == {topic: 1, f"{topic}.2": 1}
     assert f"{stem}/a/b is recorded as {topic}.2" in done.stderr
     assert run("record", f"{stem}/x", f"{stem}/y", "-o", str(tmp_path / "no"), "--as", "t", "--as", "t").returncode == 2
+
+
+def test_a_found_address_that_cannot_be_recorded_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    stem, folder = uuid.uuid4().hex[:8], tmp_path / "run"
+    bad = [f"shm:/{stem}/\u202e{n}" for n in (1, 2)]
+    with penstock.publisher(f"shm:/{stem}/a", latest=True) as one, penstock.publisher(bad[0]):
+        one.publish(b"1")
+        with running("record", f"shm:/{stem}/*", "-o", str(folder), "--json") as recording:
+            recorded(recording, folder, f"{stem}.a")
+            with penstock.publisher(bad[1]), penstock.publisher(f"shm:/{stem}/b", latest=True) as late:
+                late.publish(b"2")
+                recorded(recording, folder, f"{stem}.b")
+                told(recording, f"{printable(bad[1])}: ")
+            recording.send_signal(signal.SIGINT)
+            out, _ = recording.communicate(timeout=60)
+        assert recording.returncode == 1
+        refused = run("record", f"shm:/{stem}/a", bad[0], "-o", str(tmp_path / "no"))
+    assert set(json.loads(out)["errors"]) == set(bad)
+    assert stored(folder) == {f"{stem}.a": 1, f"{stem}.b": 1}
+    assert refused.returncode == 2 and not (tmp_path / "no").exists()
+
+
+def test_nothing_but_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
+    stem = uuid.uuid4().hex[:8]
+    with penstock.publisher(f"shm:/{stem}/\u202ex"):
+        done = run("record", f"shm:/{stem}/*", "-o", str(tmp_path / "run"))
+    assert done.returncode == 2 and "topic" in done.stderr and not (tmp_path / "run").exists()
 
 
 def test_a_recording_says_when_a_publisher_is_gone(tmp_path: Path) -> None:

@@ -110,3 +110,31 @@ def test_a_publisher_that_comes_later_is_waited_for(tmp_path: Path) -> None:
             publisher.publish_many([b"1", b"2"])
             out, errors = sub.communicate(timeout=60)
     assert (sub.returncode, out) == (0, "1\n2\n"), errors
+
+
+def ahead_ns() -> int:
+    """The clock of a publisher that is wrong by an hour."""
+    return time.time_ns() + 3600 * 10**9
+
+
+@pytest.mark.parametrize("words", ["--from start", "--last 3", "--since 20m"])
+def test_the_end_of_a_journal_is_a_position_and_no_time_of_its_publisher(words: str, tmp_path: Path) -> None:
+    where = f"journal:{tmp_path}/kept#a"
+    with penstock.publisher(where) as publisher:
+        publisher.publish(b"ahead", timestamp_ns=ahead_ns())
+        publisher.publish(b"now")
+    done = run("sub", where, *words.split(), "-e")
+    assert (done.returncode, done.stdout) == (0, "ahead\nnow\n"), done.stderr
+
+
+@pytest.mark.parametrize("scheme", ["shm", "tcp"])
+def test_the_end_of_a_past_is_no_time_of_its_publisher(scheme: str, tmp_path: Path) -> None:
+    where = f"shm:/{unique('ahead')}" if scheme == "shm" else "tcp://127.0.0.1:0"
+    with penstock.publisher(where, durable=str(tmp_path / "kept")) as publisher:
+        if scheme == "tcp":
+            where = f"tcp://127.0.0.1:{publisher.port}"  # type: ignore[attr-defined]
+        publisher.publish(b"ahead", timestamp_ns=ahead_ns())
+        publisher.publish(b"now")
+        publisher.flush()
+        done = run("sub", where, "--start", "first", "-e")
+    assert (done.returncode, done.stdout) == (0, "ahead\nnow\n"), done.stderr

@@ -12,6 +12,7 @@ import pytest
 
 import penstock
 from penstock import InvalidArgument
+from penstock.bridge import Bridge
 from penstock.cli import target
 
 from .command import run
@@ -25,6 +26,13 @@ def test_options_join_the_address() -> None:
         target.with_options("shm:/a", ["slots"])
     with pytest.raises(InvalidArgument, match="did you mean shm"):
         target.with_options("shn:/a", None)
+
+
+def test_completion_offers_addresses_only() -> None:
+    name = f"shm:/{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(name), Bridge(name, f"{name}-copy"):
+        assert [one for one in target.live_addresses(name) if "->" in one] == []
+        assert name in target.live_addresses(name)
 
 
 @pytest.mark.parametrize("command", ["hz", "bw", "info", "why", "ls"])

@@ -436,10 +436,12 @@ def test_names_that_are_shortened_stay_different(service: Service, browser: Brow
     browser.until("return document.getElementById('looked').textContent")
     browser.run(
         "import('/format.js').then(format => { const names = [...Array(50).keys()].map(n => `shm:/plant/line${n % 7}/machine${n}/temperature`);"
+        "names.push(...[...Array(50).keys()].map(n => `shm:/arm/unit0${n}/some-long-sensor-name/front`), 'tcp://127.0.0.1:1588', 'shm:/x');"
         "format.compareNames(names); window.short = names.map(name => format.middle(name, 20)); })"
     )
     short = browser.until("return window.short")
-    assert len(set(short)) == 50 and short[3] == "…/line3/machine3/…", short
+    assert len(set(short)) == 102 and short[3] == "…/line3/machine3/…" and short[57] == "…/unit07/…", short
+    assert short[100:] == ["tcp://127.0.0.1:1588", "shm:/x"]
 
 
 def test_an_address_with_a_percent_sign_typed_by_hand(service: Service, browser: Browser) -> None:

@@ -724,6 +724,8 @@ class Broker:
         end = self.store.next
         self.delayed.look(end)
         for queue in self.queues.values():
+            if not self._undo:  # what is undone when a commit fails may give a queue its messages back
+                queue.note_caught_up()
             if queue.caught_up:
                 queue.state.look_from(end)
         floors = [queue.state.floor for queue in self.queues.values()]

@@ -261,6 +261,11 @@ class Queue:
         if self._trouble_until_ns == NO_DEADLINE:
             self._trouble = ""
 
+    def note_caught_up(self) -> None:
+        """Nothing waits up to the end, and all of it was counted: as after a consumer that has taken everything."""
+        if self._counted and not self._backlog.count:
+            self.caught_up = True
+
     def affected(self, first: int) -> None:
         """Something of this queue's was published at or after position ``first``."""
         if self.caught_up:

@@ -159,7 +159,10 @@ def show_queue(broker: Broker, name: Name = None, as_json: Json = False) -> None
         show.print_json(entry)
         return
     for key, value in entry.items():
-        text = ",".join(value) if isinstance(value, list) else f"{value:,}" if type(value) is int else str(value)
+        if isinstance(value, bool):
+            text = "yes" if value else "no"
+        else:
+            text = ",".join(value) if isinstance(value, list) else f"{value:,}" if type(value) is int else str(value)
         text += "+" if key in ("depth", "ready") and entry.get("depth_at_least") else ""
         show.console().print(f"{key:<16} {text}", markup=False)
 

@@ -18,8 +18,8 @@ import typer
 from penstock.address import without_secrets
 from penstock.cli import exits, show, silence
 from penstock.cli.silence import REACH_S, TELL_AFTER_S
-from penstock.cli.target import expanded, fitting, has_wildcard, live_addresses, nobody_like, opened
-from penstock.errors import InvalidArgument, RefusedError
+from penstock.cli.target import broker_address, expanded, fitting, has_wildcard, live_addresses, nobody_like, opened
+from penstock.errors import InvalidArgument, RefusedError, describe
 from penstock.quantities import duration_s, is_size, size_bytes
 from penstock.recording.recorder import Plan, Recorder
 from penstock.recording.story import topic_of
@@ -71,10 +71,13 @@ def record(
     Example: [green]penstock record shm:/camera tcp://127.0.0.1:1588 -o run1 --seconds 60[/]
     """
     patterns = EVERYTHING if everything else [address for address in addresses or [] if has_wildcard(address)]
-    chosen = _chosen(addresses or [], everything, wait)
+    unfit: dict[str, str] = {}  # what a pattern has found and cannot be recorded, and why
+    chosen = _chosen(addresses or [], everything, wait, None if names else unfit)
     plan = _plan(chosen, names, output, split, max_size, pre_buffer, count, wait, apart=bool(patterns))
     with exits.about(output), Recorder(plan) as recorder:
         told: dict[str, str] = {}
+        for address, why in unfit.items():
+            recorder.refuse(address, why)
         with contextlib.suppress(*exits.STOPPED):  # the usual end of a recording
             _watch(recorder, seconds, told, [] if names else patterns)
         try:
@@ -87,21 +90,37 @@ def record(
         raise typer.Exit(exits.FAILED)
 
 
-def _chosen(given: list[str], everything: bool, wait: bool) -> list[str]:
+def _chosen(given: list[str], everything: bool, wait: bool, unfit: dict[str, str] | None) -> list[str]:
+    """The addresses; those that a pattern has found and that cannot be a topic go to ``unfit`` if that is given."""
     if everything and given:
         raise InvalidArgument("give addresses or --all, not both")
     if not everything and not given:
         raise InvalidArgument("say what to record: addresses, or --all")
     told_at = time.monotonic() + TELL_AFTER_S
-    while not (found := fitting(EVERYTHING) if everything else expanded(given, wait)):
+    while True:
+        found = fitting(EVERYTHING) if everything else expanded(given, wait)
+        if unfit is not None:
+            written = set(map(broker_address, given))  # these are refused
+            unfit |= {address: why for address in found if address not in written and (why := _unfit(address))}
+            found = [address for address in found if address not in unfit]
+        if found:
+            return found
         nobody = "--all: nobody on this machine publishes over shm: or tcp:// now"
         if not wait:
-            raise RefusedError(nobody)
+            raise InvalidArgument(next(iter(unfit.values()))) if unfit else RefusedError(nobody)
         if time.monotonic() >= told_at:
             told_at = math.inf
             exits.told(f"{nobody if everything else nobody_like(given[0])}; waiting")
         time.sleep(LOOK_S)
-    return found
+
+
+def _unfit(address: str) -> str:
+    """Why an address cannot be a topic; empty where it can."""
+    try:
+        topic_of(address)
+    except InvalidArgument as error:
+        return describe(error)
+    return ""
 
 
 def _topics(given: list[str], apart: bool) -> list[str]:
@@ -183,7 +202,11 @@ def _look(
 ) -> None:
     """Record what is published by now and fits an address with '*'; say which sources have become silent."""
     for address in fitting(patterns) if patterns else ():
-        if address not in topics:
+        if address in topics or without_secrets(address) in recorder.errors:
+            continue
+        if why := _unfit(address):
+            recorder.refuse(address, why)
+        else:
             topics[address] = _named(address, topics.values())
             recorder.add(address, topics[address])
     silences.look((s.address, s.subscriber, s.messages + len(s.waiting)) for s in recorder.sources)

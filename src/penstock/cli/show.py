@@ -74,12 +74,16 @@ def print_indented(out: Console, mark: Text, text: str) -> None:
 def watched(render: Callable[[], RenderableType], every: float | None) -> None:
     """Print what ``render`` makes; again every so many seconds, in place on a terminal, until it is ended."""
     out = console()
-    if every is None:
-        out.print(render())
-        return
+    if every is None or not out.is_terminal:
+        while True:
+            out.print(render())
+            sys.stdout.flush()
+            if every is None:
+                return
+            time.sleep(every)
     from rich.live import Live
 
-    with Live(console=out, screen=out.is_terminal, auto_refresh=False) as view:
+    with Live(console=out, screen=True, auto_refresh=False) as view:
         while True:
             view.update(render(), refresh=True)
             time.sleep(every)

@@ -69,6 +69,7 @@ class Source:
     takes: bool = False  # what it reads is gone for others: all of it is printed
     past: str = ""  # where reading starts; empty: with new messages, or with the history that the reach keeps
     last: int = 0  # the ordinal that was read last
+    frontier: int | None = None  # the position after what a disk had when it was opened
     passed: bool = False  # a message came that was not there when it was opened
 
     @property
@@ -91,7 +92,9 @@ class Source:
     def is_new(self, message: Message) -> bool:
         """Whether a message came after this was opened: by its number, else by its publisher's clock."""
         session = self._session
-        if session is not None:
+        if self.frontier is not None:
+            new = (message.position or 0) >= self.frontier
+        elif session is not None:
             new = bool(message.ordinal >= session.frontier)
         else:
             sessions: Any = getattr(self.subscriber, "sessions", ())

@@ -120,6 +120,7 @@ def sub(
             values = Values(subscriber)
             losses = Losses(subscriber, as_json)
             made = Source(without_secrets(address), subscriber, values, losses, head.encode(), began_ns)
+            made.frontier = getattr(subscriber, "frontier", None)
             made.takes = parse(where).scheme == "broker"
             if "start" in parse(where).options:
                 made.past = "network" if parse(where).scheme == "tcp" else "disk"

@@ -121,7 +121,7 @@ def _open(incomplete: str) -> set[str]:
     from penstock.observe.snapshot import live
 
     blocks = live()
-    names = {block.address for block in blocks if block.address}
+    names = {block.address for block in blocks if block.address and block.room != "bridge"}  # that is two addresses
     head, queue, _ = incomplete.partition("?queue=")
     if queue:
         names |= {f"{head}?queue={b.name}" for b in blocks if (b.room, b.kind) == ("broker", "queue") and not b.address}

@@ -78,6 +78,11 @@ class Follower(Subscriber):
         ]
 
     @property
+    def frontier(self) -> int:
+        """The position of the next message that will be stored."""
+        return self._journal.frontier
+
+    @property
     def schema(self) -> str | None:
         """The schema of its first topic that has one, or None."""
         return next((versions[-1] for _, versions in self._described()), None)

@@ -128,6 +128,10 @@ class Recorder:
         """Record one more address, from the next round on."""
         self._joining.append((address, topic))
 
+    def refuse(self, address: str, error: str) -> None:
+        """Count an address that cannot be recorded among ``errors``."""
+        self._failed[without_secrets(address)] = error
+
     def _subscribe(self, address: str, topic: str) -> None:
         subscriber = penstock.subscriber(address)
         feed = feed_of(address, subscriber, self._claim, self._give_back)
@@ -233,7 +237,7 @@ class Recorder:
             try:
                 self._subscribe(address, topic)
             except (PenstockError, OSError) as error:
-                self._failed[without_secrets(address)] = describe(error)
+                self.refuse(address, describe(error))
                 continue
             self.plan.topics[address] = topic
             tape.tell({"event": "joined", "addresses": {without_secrets(address): topic}})

@@ -30,27 +30,31 @@ export const short = value => { const [part, prefix] = scaled(value, 1000); retu
 export const span = seconds => seconds < 120 ? `${Math.round(seconds)} s` : seconds < 600 ? `${+(seconds / 60).toFixed(1)} min` : seconds < 3600 ? `${Math.round(seconds / 60)} min` : seconds < 36000 ? `${+(seconds / 3600).toFixed(1)} h` : seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
 export const UNITS = { hz: rate, us: micros, count: value => Math.abs(value) < 10000 ? digits(value) : short(value), megabytes: value => bytes(value * 1e6), bytes: value => bytes(value) + "/s" };
 
-// The middle of a long name goes: its beginning says which reach, its end which channel.
-// What the names of all channels begin and end with, up to a slash: a name that is too long goes without it first, so that
-// names which differ look different.
-const common = { head: "", tail: "" };
+// The middle of a long name goes: its beginning says which reach, its end which channel. Names that would look the same
+// then go without what they begin and end with alike, up to a slash, so that what differs is seen.
+let known = [];
 export function compareNames(names) {
-  const shared = (a, b) => { let at = 0; while (at < a.length && a[at] === b[at]) at++; return a.slice(0, at); };
-  const toSlash = text => text.slice(0, Math.max(0, text.lastIndexOf("/")));
-  const turned = text => [...text].reverse().join("");
-  const whole = names.length > 1 ? toSlash(names.reduce(shared)) : "", head = whole.length > 8 ? whole : "";
-  const rests = names.map(name => turned(name.slice(head.length)));
-  const tail = names.length > 1 ? turned(toSlash(rests.reduce(shared))) : "";
-  if (head === common.head && tail === common.tail) return;
-  Object.assign(common, { head, tail });
+  const shown = names.map(printable);
+  if (shown.length === known.length && shown.every((name, at) => name === known[at])) return;
+  known = shown;
   fitted.clear();
 }
-export function middle(text, most) {
-  if (text.length > most && common.head && text.startsWith(common.head)) text = "…" + text.slice(common.head.length);
-  if (text.length > most && common.tail && text.endsWith(common.tail)) text = text.slice(0, text.length - common.tail.length) + "…";
+function cut(text, most) {
   if (text.length <= most) return text;
   const head = Math.ceil((most - 1) / 3), tail = most - 1 - head;
   return text.slice(0, head) + "…" + text.slice(text.length - tail);
+}
+const shared = (a, b) => { let at = 0; while (at < a.length && a[at] === b[at]) at++; return a.slice(0, at); };
+const toSlash = text => text.slice(0, Math.max(0, text.lastIndexOf("/")));
+const turned = text => [...text].reverse().join("");
+export function middle(text, most) {
+  const plain = cut(text, most);
+  if (plain === text) return text;
+  const alike = known.filter(name => cut(name, most) === plain);
+  if (alike.length < 2) return plain;
+  const head = toSlash(alike.reduce(shared)), rests = alike.map(name => turned(name.slice(head.length))), tail = turned(toSlash(rests.reduce(shared)));
+  const rest = (head ? "…" : "") + text.slice(head.length, text.length - tail.length) + (tail ? "…" : "");
+  return rest.length < text.length ? cut(rest, most) : plain;
 }
 
 // As much of a text as is so wide, in a font as CSS names it: `shorten` gives it with at most so many letters.
