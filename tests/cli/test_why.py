@@ -12,12 +12,14 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
 from penstock.bridge import Bridge
 from penstock.broker import Client, Server
+from penstock.gateway import Gateway, Module
 from penstock.journal import Journal
 from penstock.observe.memory import seen
 from tests.monitor.handles import Handles
@@ -285,6 +287,30 @@ def test_a_bus_is_one_process(handles: Handles, name: str) -> None:
     )  # fmt: skip
     code, text = reasons(f"bus:{place}")
     assert code == 0 and "one process" in text, "where it is read, that is no reason"
+
+
+def test_a_module_of_a_gateway_by_the_name_that_ls_prints() -> None:
+    class Sink(Module):
+        def receive(self, message: Any) -> None:
+            pass
+
+    name = f"gateway:why-{os.getpid()}"
+    with Gateway() as gateway:
+        gateway.add_module(name.partition(":")[2], Sink)
+        gateway.start()
+        assert name in run("ls").stdout
+        assert f"{name} is no address, but a module inside process {os.getpid()}" in reasons(name)[1]
+        told = run("info", name)
+        assert told.returncode == 0 and name in told.stdout and "module in process" in told.stdout
+        assert "peers          -" in told.stdout
+    assert run("why", name).returncode != 0 and run("info", name).returncode != 0
+
+
+def test_info_tells_no_time_that_a_bus_does_not_record(name: str) -> None:
+    with penstock.publisher(f"bus:{name}") as publisher:
+        assert "last message   none" in run("info", f"bus:{name}").stdout
+        publisher.publish(b"1")
+        assert "last message   not recorded" in run("info", f"bus:{name}").stdout
 
 
 def test_journals(tmp_path: Path) -> None:

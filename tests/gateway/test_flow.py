@@ -47,9 +47,12 @@ def test_what_a_link_carried_is_counted_from_its_joining() -> None:
                 and found["source -> picky"]["dropped"] == {"filtered": 7}
             )
 
+        def modules() -> dict[str, int]:
+            mine = [block for block in counters_read() if (block["pid"], block["kind"]) == (os.getpid(), "module")]
+            return {b["name"]: b["bytes"] for b in mine}
+
         eventually(counted)
-        mine = [block for block in counters_read() if (block["pid"], block["kind"]) == (os.getpid(), "module")]
-        assert {b["name"]: b["bytes"] for b in mine} == {"source": 0, "early": 30, "late": 12, "picky": 9}
+        eventually(lambda: modules() == {"source": 30, "early": 30, "late": 12, "picky": 9})
         gateway.remove_link("source", "late")
         assert "source -> late" not in links()
     assert not links()

@@ -17,9 +17,11 @@ import pytest
 import penstock
 from penstock.broker import Server
 from penstock.bus import Bus
+from penstock.gateway import Filter, Gateway, Module
+from penstock.gateway.modules import Sensor
 from penstock.observe import health
 from penstock.observe.explain import explain
-from penstock.observe.memory import seen, with_sources
+from penstock.observe.memory import seen
 from penstock.observe.rates import Rate
 from penstock.observe.snapshot import Block, matching
 
@@ -56,6 +58,22 @@ def test_bytes_of_every_publisher(tmp_path: Path) -> None:
                 with publisher.reserve(2) as draft:
                     draft.write(b"ab")
                 assert of(address, "publisher").bytes == 10, address
+
+
+def test_the_handles_of_the_other_side_of_a_bus_are_its_peers() -> None:
+    address = f"bus:peers-{os.getpid()}"
+    with penstock.subscriber(address), reader(address, ""), penstock.publisher(address):
+        here = {b.kind: b.peers for b in matching(seen(), address) if b.pid == os.getpid()}
+        assert (here["publisher"], here["queue"]) == (1, 1), "a bus is one process: those of another are no peers"
+
+
+def test_when_a_broker_s_publisher_published_last(tmp_path: Path) -> None:
+    with Server(tmp_path / "broker", 0).start() as server:
+        address = f"broker://127.0.0.1:{server.port}/t"
+        with penstock.publisher(address) as publisher:
+            assert of(address, "publisher").last_ns == 0
+            publisher.publish(b"1")
+            assert of(address, "publisher").last_ns > of(address, "publisher").opened_ns
 
 
 @pytest.mark.parametrize("mode", ["direct", "thread"])
@@ -163,10 +181,23 @@ def test_an_age_is_never_negative() -> None:
     assert ahead.idle_s == 0.0
 
 
-def test_a_source_of_a_gateway_has_the_rate_of_its_links() -> None:
-    source = block(room="gateway", kind="module", name="camera")
-    links = [block(room="gateway", kind="link", name=f"camera -> {to}", matched=n) for to, n in (("a", 7), ("b", 9))]
-    assert with_sources([source, *links])[0].delivered == 9
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_source_of_a_gateway_counts_what_it_published(linked: bool) -> None:
+    class Sink(Module):
+        def receive(self, message: Any) -> None:
+            pass
+
+    name = f"camera-{os.getpid()}-{linked}"
+    with Gateway() as gateway:
+        gateway.add_module(name, Sensor, {"rate_per_s": 1000.0, "count": 3})
+        gateway.add_module("sink", Sink)
+        if linked:
+            gateway.add_link(name, "sink", Filter(one_in=2))
+        gateway.start()
+        end = time.monotonic() + 60
+        while (source := of(f"gateway:{name}", "module")).delivered < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert (source.matched, source.delivered) == (3, 3) and source.bytes >= 3 and source.last_ns > source.opened_ns
 
 
 def test_addresses_match_by_part_and_by_wildcard() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -121,9 +122,19 @@ def test_a_message_costs_no_look_at_the_log(monkeypatch: pytest.MonkeyPatch, siz
         assert not logger.isEnabledFor(10)
 
 
-def test_warnings_of_one_handle_are_throttled(caplog: pytest.LogCaptureFixture) -> None:
-    import socket
+def test_who_closes_without_a_byte_is_told_of_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", "penstock.tcp"), tcp.Publisher() as publisher:
+        socket.create_connection(("127.0.0.1", publisher.port), timeout=LONG).close()
+        with socket.create_connection(("127.0.0.1", publisher.port), timeout=LONG) as peer:
+            peer.sendall(b"P")
+        end = time.monotonic() + LONG
+        while len(told := [r for r in caplog.records if "before its handshake" in r.getMessage()]) < 2:
+            assert time.monotonic() < end, caplog.text
+            time.sleep(0.01)
+    assert sorted(record.levelname for record in told) == ["DEBUG", "WARNING"]
 
+
+def test_warnings_of_one_handle_are_throttled(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", "penstock.tcp"), tcp.Publisher() as publisher:
         for _ in range(50):
             with socket.create_connection(("127.0.0.1", publisher.port), timeout=LONG) as peer:

@@ -14,9 +14,9 @@ from penstock.cli.target import SeenAddressArgument, broker_address
 from penstock.errors import PenstockError, describe
 from penstock.observe import decode
 from penstock.observe.latency import spread
-from penstock.observe.memory import seen
+from penstock.observe.memory import LOCAL, has_side, seen
 from penstock.observe.rates import flow
-from penstock.observe.snapshot import Block, matching, of_queue
+from penstock.observe.snapshot import Block, matching, named, of_queue
 
 app = typer.Typer()
 
@@ -31,6 +31,12 @@ def info(
 
     Example: [green]penstock info shm:/camera[/]
     """
+    if blocks := named(seen(), address):
+        if as_json:
+            show.print_json({"address": address, "scheme": "", "facts": {}, "handles": [as_record(b) for b in blocks]})
+        else:
+            _print(address, blocks, {})
+        return
     blocks = matching(seen(), address)
     address = broker_address(address)
     parts = addresses.parse(address)
@@ -56,6 +62,18 @@ def _latency(block: Block) -> str:
     p50, p99 = show.latency_text(found.p50_ns), show.latency_text(found.p99_ns)
     last = show.seconds_text(block.latency_ns / 1e9)
     return f"p50 {p50}, p99 {p99} of {show.count_text(found.measured)} measured, the last {last}"
+
+
+def _last(block: Block) -> str:
+    if block.last_ns:
+        return f"{show.age_text(block.idle_s)} ago".replace("now ago", "now")
+    return "not recorded" if flow(block) else "none"
+
+
+def _peers(block: Block) -> str:
+    """A dash where nobody counts them: a bus as a whole, a gateway's modules, who publishes to a broker."""
+    counted = block.kind == "queue" or (has_side(block) and block.room in (*LOCAL, "tcp"))
+    return str(block.peers) if block.peers or counted else "-"
 
 
 def room_facts(parts: addresses.Address) -> dict[str, Any]:
@@ -85,9 +103,9 @@ def _print(address: str, blocks: list[Block], facts: dict[str, Any]) -> None:
             "dropped": ", ".join(f"{n} {reason}" for reason, n in ledger.dropped.items() if n) or "none",
             "waiting": waiting_text(block),
             "held": f"{block.depth} of {block.capacity}" if block.capacity else str(block.depth),
-            "peers": str(block.peers),
+            "peers": _peers(block),
             "memory": show.bytes_text(block.memory_bytes),
-            "last message": f"{show.age_text(block.idle_s)} ago".replace("now ago", "now") if block.last_ns else "none",
+            "last message": _last(block),
             "latency": _latency(block),
         }
         for name, text in rows.items():

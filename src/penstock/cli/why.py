@@ -11,6 +11,8 @@ from rich.text import Text
 from penstock.cli import exits, show
 from penstock.cli.target import OptionList, SeenAddressArgument, with_options
 from penstock.observe.explain import explain, explain_filter
+from penstock.observe.memory import seen
+from penstock.observe.snapshot import named
 
 app = typer.Typer()
 
@@ -33,7 +35,7 @@ def why(
 
     Example: [green]penstock why shm:/camera --filter '.celsius > 20'[/]
     """
-    where = with_options(address, option)
+    where = address if named(seen(), address) else with_options(address, option)
     findings = explain(where)
     if expression is not None:
         findings.append(explain_filter(where, expression, seconds))

@@ -479,7 +479,7 @@ class ModuleBroker(Router):
 
     def linked(self, source: Any) -> bool:
         """Whether anybody gets what ``source`` publishes, by whichever output."""
-        return any(output.sinks for output in self._own_outputs(self._worker(source, BrokerError)))
+        return any(output.sinks for output in self._worker(source, BrokerError).own_outputs)
 
     def note_refused(self, source: Any) -> None:
         """What ``source`` had to publish for messages that count as handled was refused: those are to come again."""
@@ -630,7 +630,7 @@ class ModuleBroker(Router):
             depth=worker.queue.depth,
             handled=worker.handled,
             failed=worker.failed,
-            published=sum(o.port.published for o in self._own_outputs(worker)),
+            published=sum(o.port.published for o in worker.own_outputs),
             sinks=sinks,
             sources=sources,
             seconds_in_receive=worker.seconds_in_step(time.monotonic()),
@@ -645,10 +645,6 @@ class ModuleBroker(Router):
             stored=worker.stored + closed + (worker.waiting if kept else 0),
             backlog=worker.backlog,
         )
-
-    def _own_outputs(self, worker: Worker) -> list[Output]:
-        """What the module itself publishes by; dead letters are the worker's."""
-        return [worker.output, *(output for name, output in worker.outputs.items() if name != ERROR)]
 
     # ---- inside
 

@@ -267,6 +267,12 @@ class Worker:
         """Where what it publishes goes."""
         return self.output.sinks
 
+    @property
+    def own_outputs(self) -> list[Output]:
+        """What the module itself publishes by; dead letters are the worker's."""
+        named = list(self.outputs.items())  # any thread may look while one is added
+        return [self.output, *(output for name, output in named if name != ERROR)]
+
     # ---- what others see
 
     @property
@@ -615,17 +621,23 @@ class Worker:
         self.count()
 
     def count(self) -> None:
-        """Bring the counters up to now; by any thread, so that a slow module's count moves within a batch too."""
+        """Bring the counters up to now; by any thread, so that a slow module's count moves within a batch too. A module
+        that gets nothing counts what it publishes."""
         with self._counting:
             handled, taken = self.handled, self.taken  # in this order: no more are handled than were taken
+            self._counted_handled = max(self._counted_handled, handled)  # a look in the midst of a hand-over is off
+            delivered, size = self._counted_handled, self.queue.delivered_bytes
+            if not taken and not self.queue.ledger.matched:
+                ports = [output.port for output in self.own_outputs]
+                taken = delivered = sum(port.published for port in ports)
+                size = sum(port.bytes for port in ports)
             if taken != self._counted:
                 self._counted = taken
                 self.counters.set("last_ns", time.time_ns())
-            self._counted_handled = max(self._counted_handled, handled)  # a look in the midst of a hand-over is off
             self.counters.set("matched", taken)
             self.counters.set("expired", self.expired)
-            self.counters.set("delivered", self._counted_handled)
-            self.counters.set("bytes", self.queue.delivered_bytes)
+            self.counters.set("delivered", delivered)
+            self.counters.set("bytes", size)
             self.counters.set("depth", self.queue.queued)
 
     def _serve(self, batch: Sequence[GatewayMessage]) -> None:

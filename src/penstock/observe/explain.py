@@ -21,7 +21,7 @@ from penstock.observe import decode
 from penstock.observe.health import STANDSTILL
 from penstock.observe.memory import TAIL, seen, tailing
 from penstock.observe.rates import PRODUCERS, READERS, flow
-from penstock.observe.snapshot import Block, Key, live, matching
+from penstock.observe.snapshot import Block, Key, live, matching, named
 from penstock.printable import command, printable
 from penstock.types.fields import Values
 
@@ -78,8 +78,10 @@ def _publishing(texts: Iterable[str]) -> dict[str, set[int]]:
 
 def _explain(text: str, watch_s: float, passed: set[str]) -> list[Finding]:
     """``passed``: addresses that are explained already, so that a ring of bridges has an end."""
-    parts = addresses.parse(text)
     everything = seen()
+    if inside := named(everything, text):
+        return _inside_findings(text, inside, watch_s)
+    parts = addresses.parse(text)
     blocks = _of_address(matching(everything, text), everything, parts)
     calls = [b for b in blocks if b.kind in ("client", "server")]
     if calls:  # the channels below only carry the calls: findings about them would repeat these
@@ -101,6 +103,16 @@ def _explain(text: str, watch_s: float, passed: set[str]) -> list[Finding]:
         answers = parts.scheme in ("tcp", "broker", "nats") and not any(finding.grave for finding in found)
         if parts.scheme == "broker" or not answers:
             found += _similar_addresses(parts, everything, at_another_port=not answers)
+    return sorted(found, key=lambda finding: not finding.grave)
+
+
+def _inside_findings(text: str, blocks: list[Block], watch_s: float) -> list[Finding]:
+    """About a part of a program that has a name and no address, such as a gateway's module."""
+    found = list(_process_findings({b.pid for b in blocks if b.here}))
+    for b in blocks:
+        what = f"a {b.kind} inside process {b.pid} ({b.program})"
+        found.append(Finding(f"{text} is no address, but {what}: {flow(b)} messages up to now", grave=False))
+    found += _reader_findings(blocks, *_watch(blocks, watch_s), watch_s)
     return sorted(found, key=lambda finding: not finding.grave)
 
 

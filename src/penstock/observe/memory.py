@@ -1,11 +1,11 @@
-"""The counters of every process, completed from shared-memory channels, gateway links and the other handles.
+"""The counters of every process, completed from shared-memory channels and the other handles.
 
 A handle of shared memory only counts messages. How many slots it holds, how far behind it is and when the channel was
 last written is in the channel itself, which this module reads without joining it. A subscriber that is further behind
-than the channel has slots has lost the difference, even if it has not noticed yet. A gateway's source counts nothing
-itself: its links do. For handles that do not count their peers, those open on this machine are counted. How far a
-reader of a journal is behind is the journal's frontier less its position. A tail is no reader of the program's: neither
-it nor what a broker keeps for it counts as one. Any thread.
+than the channel has slots has lost the difference, even if it has not noticed yet. For handles that
+do not count their peers, those open on this machine are counted. How far a reader of a journal is behind is the
+journal's frontier less its position. A tail is no reader of the program's: neither it nor what a broker keeps for it
+counts as one. Any thread.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-from penstock.observe.rates import PRODUCERS, READERS
+from penstock.observe.rates import PRODUCERS, reads
 from penstock.observe.snapshot import Block, Key, live
 
 if TYPE_CHECKING:
     from penstock.shm import Channel, Member
 
-__all__ = ["TAIL", "seen", "tailing", "with_journals", "with_memory", "with_peers", "with_sources", "without_tails"]
+__all__ = ["TAIL", "seen", "tailing", "with_journals", "with_memory", "with_peers", "without_tails"]
 
 #: The kind of a handle by which somebody looks at messages, and which is no part of the watched program.
 TAIL = "tail"
@@ -38,7 +38,7 @@ def seen() -> list[Block]:
         from penstock import shm
 
         blocks = with_memory(blocks, shm.channels())
-    return with_peers(without_tails(with_journals(with_sources(blocks))))
+    return with_peers(without_tails(with_journals(blocks)))
 
 
 @contextlib.contextmanager
@@ -93,36 +93,28 @@ def kept_in(address: str) -> str:
     return dict(parse_qsl(address.partition("?")[2])).get("durable", "")
 
 
-def with_sources(blocks: list[Block]) -> list[Block]:
-    """Give each gateway module that only sends the counts of its busiest outgoing link."""
-    sent: dict[tuple[int, str], tuple[int, int]] = {}
-    for block in blocks:
-        if (block.room, block.kind) == ("gateway", "link") and not block.name_cut:
-            key = (block.pid, block.name.partition(" -> ")[0])
-            sent[key] = max(sent.get(key, (0, 0)), (block.matched, block.last_ns))
-
-    def joined(block: Block) -> Block:
-        count, last_ns = sent.get((block.pid, block.name), (0, 0))
-        if (block.room, block.kind, block.matched) != ("gateway", "module", 0) or not count:
-            return block
-        return replace(block, matched=count, delivered=count, last_ns=last_ns)
-
-    return [joined(block) for block in blocks]
-
-
 def with_peers(blocks: list[Block]) -> list[Block]:
     """Give handles that count no peers the number of handles of the other side at the same address."""
-    sides: dict[tuple[str, bool], int] = {}
+    sides: dict[tuple[str, int, bool], int] = {}
+
+    def side(block: Block, produces: bool) -> tuple[str, int, bool]:
+        return block.channel, (block.process or block.pid) if block.room == "bus" else 0, produces
+
     for block in blocks:
-        if block.kind in (*PRODUCERS, *READERS):
-            side = (block.channel, block.kind in PRODUCERS)
-            sides[side] = sides.get(side, 0) + 1
+        if has_side(block):
+            own = side(block, block.kind in PRODUCERS)
+            sides[own] = sides.get(own, 0) + 1
     return [
-        replace(block, peers=sides.get((block.channel, block.kind not in PRODUCERS), 0))
-        if not block.peers and block.kind in (*PRODUCERS, *READERS) and block.room in LOCAL
+        replace(block, peers=sides.get(side(block, block.kind not in PRODUCERS), 0))
+        if not block.peers and block.room in LOCAL and has_side(block)
         else block
         for block in blocks
     ]
+
+
+def has_side(block: Block) -> bool:
+    """Whether the block puts messages in or hands them out, so that those who do the other are its peers."""
+    return block.kind in PRODUCERS or reads(block)
 
 
 def with_memory(blocks: list[Block], channels: list[Channel]) -> list[Block]:

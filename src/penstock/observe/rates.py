@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.observe.snapshot import Block, Key
 
-__all__ = ["PRODUCERS", "READERS", "Rate", "between", "carries_calls", "flow"]
+__all__ = ["PRODUCERS", "READERS", "Rate", "between", "carries_calls", "flow", "reads"]
 
 #: Kinds that put messages in; a client puts its calls in, as a publisher does.
 PRODUCERS = ("publisher", "source", "client")
@@ -30,6 +30,11 @@ class Rate:
 def flow(block: Block) -> int:
     """Messages that went through a block: published by a publisher, asked of a server, delivered by all others."""
     return max(block.matched, block.delivered) if block.kind in (*PRODUCERS, "server") else block.delivered
+
+
+def reads(block: Block) -> bool:
+    """Whether the block hands messages to a program."""
+    return block.kind in READERS or (block.room, block.kind) == ("bus", "queue")
 
 
 def carries_calls(block: Block) -> bool:

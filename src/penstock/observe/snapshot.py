@@ -173,6 +173,11 @@ def matching(blocks: Iterable[Block], address: str) -> list[Block]:
     ]
 
 
+def named(blocks: Iterable[Block], place: str) -> list[Block]:
+    """The blocks that have no address and that ls prints as ``place``, such as ``gateway:boiler``."""
+    return [b for b in blocks if b.place == place and place.partition(":")[0] not in ROOMS]
+
+
 def of_queue(blocks: Sequence[Block], broker: str, queue: str) -> list[Block]:
     """The blocks of a queue, whose broker has the address ``broker``: its own, and those of who consumes it here."""
     holders = {b.pid for b in blocks if b.room == "broker" and b.kind == "broker" and b.address == broker}

@@ -19,17 +19,12 @@ from penstock.observe.history import History
 from penstock.observe.history_file import HistoryFile
 from penstock.observe.latency import Spread, Windows
 from penstock.observe.memory import TAIL, seen
-from penstock.observe.rates import READERS, Rate, between, flow
+from penstock.observe.rates import Rate, between, flow, reads
 from penstock.observe.snapshot import Block, Key
 
 __all__ = ["Look", "State", "Watcher"]
 
 log = logging.getLogger("penstock.monitor")
-
-def reads(block: Block) -> bool:
-    """Whether the block hands messages to a program."""
-    return block.kind in READERS or (block.room, block.kind) == ("bus", "queue")
-
 
 @dataclass(frozen=True, slots=True)
 class Look:

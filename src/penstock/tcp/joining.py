@@ -31,6 +31,7 @@ class Joining:
         self._socket = connection
         self._executor = executor
         self._answer = publisher.new_answer()
+        self.heard = False  #: whether the peer has sent anything
         self._ended = False
         self._lock = threading.RLock()  # a finaliser may close the publisher inside a call of its own thread
         self._timer = executor.call_later(publisher.handshake_timeout, self._on_timeout)
@@ -62,7 +63,8 @@ class Joining:
             except BlockingIOError:
                 return None
             if not data:
-                raise ProtocolError("closed before its handshake")
+                raise ConnectionAbortedError("closed before its handshake")
+            self.heard = True
             try:
                 agreed = self._answer.feed(data)
             finally:

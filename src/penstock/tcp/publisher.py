@@ -395,7 +395,9 @@ class Publisher(PublisherContract):
     def failed(self, joining: Joining, error: BaseException) -> None:
         """A handshake has failed and its connection is closed; other subscribers are not affected."""
         # While closing, abandoned handshakes are no errors; a refusal is, the peer may have been refused before.
-        if not self._closing or isinstance(error, RefusedError):
+        if isinstance(error, ConnectionError) and not joining.heard:  # somebody looked whether the port is open
+            logger.debug("%s: %s closed: %s", self.address, joining.name, error)
+        elif not self._closing or isinstance(error, RefusedError):
             self._outlet.error()
             self._warnings.warn("%s: %s closed: %s", self.address, joining.name, error)
         with self._changed:

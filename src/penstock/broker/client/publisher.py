@@ -178,6 +178,7 @@ class Publisher(channel.Publisher):
         self._count += pending.count
         self._counters.add("matched", pending.count)
         self._counters.add("bytes", total_bytes(items))
+        self._counters.set("last_ns", time.time_ns())
         self._client._link.send()
 
     def _settle(self, most: int, deadline: Deadline | None = None) -> None:
