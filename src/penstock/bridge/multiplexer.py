@@ -61,7 +61,7 @@ class Multiplexer(Publisher):
         return publisher.forward([data]) if isinstance(data, Message) else publisher.publish(data, timeout=timeout)
 
     def publish_many(self, batch: Iterable[Any], *, timeout: float | None = None) -> int:
-        """Publish messages, each to its own virtual channel; returns how many. ``timeout``: of each that is no message."""
+        """Publish messages, each to its own virtual channel; returns how many. ``timeout`` is for each."""
         count = 0
         for message in batch:
             self.publish(message, vchan_id=getattr(message, "vchan_id", None), timeout=timeout)
