@@ -37,6 +37,7 @@ ROOM = {
     "tcp": ("from penstock.tcp import Executor, Publisher, Subscriber", "from penstock.tcp.past import Past"),
     "journal": ("from penstock.journal import Follower, JournalPublisher",),
     "broker": ("from penstock.broker import Publisher, Subscriber",),
+    "nats": ("from penstock.channel import Publisher, Subscriber",),
 }
 TYPES = {  # what type= is, and the value that the handle then has
     "publisher": [("type[ArrayLike]", "ndarray"), ("type[T]", "T"), ("Codec[T]", "T"), ("dtype[Any]", "ndarray")],

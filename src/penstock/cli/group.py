@@ -20,6 +20,7 @@ __all__ = ["LazyGroup", "application"]
 
 #: The bounds of a number that an option takes, of seconds, say: 1e9 are 31 years.
 LEAST, MOST = 1e-9, 1e9
+ENDLESS = ("drain_timeout",)  # infinity is a choice there: what is queued is handled, however long it takes
 
 
 def application(entries: Iterable[Entry], help_text: str, examples: str = "") -> LazyGroup:
@@ -70,7 +71,7 @@ def _with_usable_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:
         for name, value in options.items():
-            if isinstance(value, float) and value and not LEAST <= abs(value) <= MOST:
+            if isinstance(value, float) and value and not LEAST <= abs(value) <= MOST and name not in ENDLESS:
                 option = f"--{name.replace('_', '-')}"
                 raise InvalidArgument(f"{option} {value:g} is out of reach: 0, or from {LEAST:g} to {MOST:g}")
         return function(*arguments, **options)

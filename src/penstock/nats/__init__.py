@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from penstock.address import Address, opener
+
 if TYPE_CHECKING:
     from penstock._core import Message
-    from penstock.address import Address
     from penstock.channel import Publisher, Subscriber
 
 PORT = 4222
@@ -58,3 +59,10 @@ def open_subscriber(
 
     access = Access(address.host, address.port or PORT, token, user, password, tls, timeout)
     return Subscriber(access, address.topic, queue=queue, stream=stream, durable=durable).call_in_thread(on_message)
+
+
+if TYPE_CHECKING:
+    from penstock.nats.opening import publisher, subscriber
+else:
+    publisher = opener("nats", open_publisher)
+    subscriber = opener("nats", open_subscriber)

@@ -5,22 +5,30 @@ Only for a process whose other threads hold no locks that the call needs: the co
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import json
 import os
-import pickle
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
-from penstock.errors import StateError
+from penstock import errors
+from penstock.errors import PenstockError, StateError
+from penstock.gateway.stage import Failure
+from penstock.replay.rule import Break, Shown, Verdict
+from penstock.replay.run import Report
 
 __all__ = ["apart"]
 
 Result = TypeVar("Result")
+RECORDS = {kind.__name__: kind for kind in (Break, Failure, Report, Shown, Verdict)}
 
 
 def apart(function: Callable[[], Result]) -> Result:
-    """What ``function`` gives or raises, in a forked process. What it gives can be pickled."""
+    """What ``function`` gives or raises, in a forked process. It gives a plain value, or a ``Verdict``. Of an error
+    that is not one of Penstock's only the text comes back."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # else the copy would print it again
     reading, writing = os.pipe()
@@ -39,9 +47,11 @@ def apart(function: Callable[[], Result]) -> Result:
         _, status = os.waitpid(child, 0)
     if not given:
         raise StateError(f"a replay ended its process (code {os.waitstatus_to_exitcode(status)})")
-    succeeded, result = pickle.loads(given)  # noqa: S301  # written by this very program
+    succeeded, result = _from_plain(json.loads(given))
     if not succeeded:
-        raise result
+        kind = getattr(errors, result[0], None)
+        known = isinstance(kind, type) and issubclass(kind, PenstockError)
+        raise kind(result[1]) if known and kind is not None else StateError(": ".join(result))
     return cast("Result", result)
 
 
@@ -57,17 +67,40 @@ def _answer(function: Callable[[], object], writing: int) -> NoReturn:
 
 def _outcome(function: Callable[[], object]) -> bytes:
     try:
-        return pickle.dumps((True, function()))
+        outcome = True, function()
     except KeyboardInterrupt:  # the parent has got it too
         return b""
     except BaseException as error:
-        return _pickled(error)
+        outcome = False, (type(error).__name__, str(error))
+    return json.dumps(_to_plain(outcome)).encode()
 
 
-def _pickled(error: BaseException) -> bytes:
-    try:
-        given = pickle.dumps((False, error))
-        pickle.loads(given)  # noqa: S301  # an error with arguments of its own often cannot be made again
-    except Exception:
-        return pickle.dumps((False, StateError(f"{type(error).__name__}: {error}")))
-    return given
+def _to_plain(value: Any) -> Any:
+    """As JSON has it; what JSON does not have as an object with one name."""
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, tuple):
+        return {"tuple": [_to_plain(one) for one in value]}
+    if isinstance(value, list):
+        return [_to_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {"dict": [[_to_plain(key), _to_plain(one)] for key, one in value.items()]}
+    if type(value).__name__ in RECORDS:
+        fields = {field.name: _to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {type(value).__name__: fields}
+    return value
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_plain(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    ((name, inner),) = value.items()
+    if name == "bytes":
+        return base64.b64decode(inner)
+    if name == "tuple":
+        return tuple(_from_plain(one) for one in inner)
+    if name == "dict":
+        return {_from_plain(key): _from_plain(one) for key, one in inner}
+    return RECORDS[name](**{field: _from_plain(one) for field, one in inner.items()})
