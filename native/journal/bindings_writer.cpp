@@ -470,6 +470,8 @@ class BoundWriter {
             case Failure::none: return;
             case Failure::write: fail_system(result.error, "the journal's batch was not written, nothing of it is stored");
             case Failure::sync:
+                if (result.error == ENOENT)
+                    fail_system(result.error, "the journal's directory was removed: nothing is stored until it is opened again");
                 fail_system(result.error, "a sync of the journal failed: nothing is acknowledged until it is opened again");
             case Failure::closed: fail("ClosedError", "the journal was closed");
             case Failure::forked: fail("StateError", "this journal was opened before a fork: open it again in the child");

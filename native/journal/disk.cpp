@@ -1,6 +1,7 @@
 #include "journal/disk.hpp"
 
 #include <cerrno>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -36,6 +37,11 @@ int SystemDisk::write(int file, const std::uint8_t *data, std::size_t bytes, std
 }
 
 // Not repeated on EINTR or any other error: after a failed sync the kernel may have dropped what it could not write.
-int SystemDisk::sync(int file) { return fdatasync(file) == 0 ? 0 : errno; }
+// A file that has no name any more can be synced, but nobody will ever read it: the directory was removed.
+int SystemDisk::sync(int file) {
+    if (fdatasync(file) != 0) return errno;
+    struct stat status {};
+    return fstat(file, &status) == 0 && status.st_nlink == 0 ? ENOENT : 0;
+}
 
 }  // namespace penstock::journal

@@ -276,6 +276,8 @@ class Publisher(Handle, Generic[T]):
     carries_properties: ClassVar[bool] = False
     #: Whether ``publish_many`` takes ``properties=[{...}, ...]`` too, one for each message.
     carries_properties_of_many: ClassVar[bool] = False
+    #: Whether ``reserve`` may wait for room, and takes ``timeout=``; elsewhere publishing the draft may wait.
+    reserve_waits: ClassVar[bool] = False
 
     _worker: Worker | None = None
 
@@ -363,7 +365,10 @@ class Publisher(Handle, Generic[T]):
 
         ``draft = await publisher.reserve_async(n)`` gives the draft alone, whose ``publish`` may wait.
         """
-        return Reservation(self._in_worker, partial(self.reserve, size), options)
+        reserve: Callable[..., Draft] = partial(self.reserve, size)
+        if not self.reserve_waits:  # the time-out is for the calls before it alone
+            reserve = lambda timeout=None, **more: self.reserve(size, **more)  # noqa: E731
+        return Reservation(self._in_worker, reserve, options)
 
     def _in_worker(self, function: Callable[..., Result], options: Mapping[str, Any]) -> Awaitable[Result]:
         """Run a call that may wait in one thread, which keeps the order of calls. Its time-out starts here."""

@@ -94,7 +94,7 @@ def open_subscriber(
     live_options: Mapping[str, Any],
     *,
     start: int | str | datetime.datetime = "new",
-    durable: str | None = None,
+    durable: str | os.PathLike[str] | None = None,
     on_message: Callable[..., Any] | None = None,
 ) -> Follower:
     """A subscriber of ``bus:`` or ``shm:`` that begins at ``start`` in what its publisher keeps on disk.

@@ -457,7 +457,7 @@ def test_what_the_sink_cannot_hold_is_told_at_start_or_refused() -> None:
         Bridge(f"shm:{name}", "tcp://127.0.0.1:0") as out,
         Bridge(f"shm:{name}", f"shm:{name}-copy?metadata_size=4") as cut,
     ):
-        assert out.not_held == ["metadata"]
+        assert out.not_held == cut.not_held == ["metadata"]
         camera.publish(b"x", metadata=b"12345678")
         cut.run(1)
         assert cut.ledger.dropped == {"refused": 1} and cut.ledger.delivered == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -128,3 +130,16 @@ def test_a_reader_that_keeps_up_loses_nothing_of_what_is_flushed(
     publisher.flush()
     thread.join(LONG)
     assert found == list(range(500))
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_directory_that_was_removed_is_told(reach: Reach, tmp_path: Path, wait: bool) -> None:
+    publisher: Any = reach.publisher(durable=tmp_path / "kept", durable_wait=wait)
+    publisher.publish(b"1")
+    publisher.flush()
+    shutil.rmtree(tmp_path / "kept")
+    with pytest.raises(OSError, match="was removed"):
+        publisher.publish(b"2")
+        publisher.flush()
+    with contextlib.suppress(OSError):
+        publisher.close()

@@ -344,7 +344,11 @@ def _find_channel(source: str) -> Any:
 def _fields_not_held(source: str, sink: str, channel: Any) -> list[str]:
     has = {} if channel is None else {"metadata": channel.metadata_size, "type": channel.type}
     brings = [name for name, there in has.items() if there]
-    return not_held(addresses.parse(source).scheme, addresses.parse(sink).scheme, brings)
+    found = not_held(addresses.parse(source).scheme, addresses.parse(sink).scheme, brings)
+    there = _find_channel(sink)
+    if channel is not None and there is not None and there.metadata_size < channel.metadata_size:
+        found = sorted({*found, "metadata"})  # messages that bring it are refused there
+    return found
 
 
 def _inherited_options(channel: Any, sink: str) -> dict[str, Any]:

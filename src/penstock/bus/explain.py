@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from penstock import address as addresses
@@ -13,10 +12,9 @@ __all__ = ["explain"]
 
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
-    """Finds stuck subscribers of the bus in any process; a bus itself can only be seen inside its own process."""
+    """Finds stuck subscribers of any process; a bus itself can only be seen inside its own process."""
     for block in counters_read():
-        mine = block["room"] == "bus" and re.split("[/?]", block["name"])[0] == parts.name
-        if mine and block["state"].startswith("stuck"):
+        if block["room"] == "bus" and block["state"].startswith("stuck"):
             who = f"subscriber {block['name']!r} of process {block['pid']} ({block['program']})"
             remedy = "read it, close it, or give it timeout= or another overflow="
             yield Finding(f"{who} is full and nobody reads it: its bus waits", remedy)

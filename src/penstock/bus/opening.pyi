@@ -59,7 +59,7 @@ class SubscriberOptions(TypedDict, total=False):
     history: bool
     on_message: Callable[[Message], Any] | None
     start: int | str | datetime.datetime
-    durable: str | None
+    durable: str | os.PathLike[str] | None
 
 @overload
 def subscriber(

@@ -19,6 +19,7 @@ from penstock.address import parse, without_secrets
 from penstock.errors import ClosedError, PenstockError, RefusedError, describe
 from penstock.foxglove.board import Board, Shown
 from penstock.foxglove.presentation import Line, is_image
+from penstock.journal import Journal
 from penstock.observe.rates import PRODUCERS, carries_calls
 from penstock.observe.snapshot import Block, live, matching
 from penstock.recording.story import read_story, topic_of
@@ -102,7 +103,11 @@ class Live:
         folder = Path(parse(address).name)
         if folder not in self._recordings:
             try:
-                self._recordings[folder] = read_story(folder).known
+                known = read_story(folder).known
+                with Journal(folder, mode="read") as journal:
+                    if not known and journal.frontier <= 1:
+                        return True  # its first message says whether it is a recording
+                self._recordings[folder] = known
             except (PenstockError, OSError):  # it is being made, or gone already
                 return True
         return self._recordings[folder]

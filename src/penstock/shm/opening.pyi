@@ -85,7 +85,7 @@ class SubscriberOptions(TypedDict, total=False):
     spin_us: int
     on_message: Callable[..., Any] | None
     start: int | str | datetime.datetime
-    durable: str | None
+    durable: str | os.PathLike[str] | None
 
 @overload
 def subscriber(

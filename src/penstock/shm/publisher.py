@@ -31,6 +31,8 @@ MAX_SCHEMA_BYTES = 262_144  # longest text of all versions of a channel's type, 
 class Publisher(native.Publisher, channel.Publisher):
     """One writing handle on a shared-memory channel. ``docs/rooms/shm.md`` has the table of options."""
 
+    reserve_waits = True
+
     def __init__(
         self,
         name: str,
