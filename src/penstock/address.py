@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import ModuleType
@@ -326,7 +326,7 @@ def opener(scheme: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     doc = f"{inspect.getdoc(function)}\n\n``name`` is the address, with or without its ``{begin}``."
     returned = inspect.signature(function).return_annotation
-    return _with_signature(open_named, kind, function, "name: str", returned, doc, _options_of_all(scheme, kind))
+    return _with_signature(open_named, kind, function, "name: str", returned, doc)
 
 
 def class_opener(
@@ -341,27 +341,13 @@ def class_opener(
     return _with_signature(open_handle, f"open_{kind}", handle, "address: Address", handle.__name__, doc)
 
 
-def _options_of_all(scheme: str, kind: str) -> list[str]:
-    """The options that a room's functions take without having them: of types, and of ``penstock.durable``."""
-    by_itself = scheme in KEEPING or (scheme, kind) == ("tcp", "subscriber")
-    return ["type", "evolve", *(() if by_itself else sorted(DISK_OPTIONS[kind]))]
-
-
 def _with_signature(
-    function: Handle,
-    name: str,
-    options_of: Callable[..., Any],
-    first: str,
-    returned: Any,
-    doc: str,
-    more: Sequence[str] = (),
+    function: Handle, name: str, options_of: Callable[..., Any], first: str, returned: Any, doc: str
 ) -> Handle:
-    """Give ``function`` the name, signature and docstring that ``help`` shows; ``more`` are further options."""
+    """Give ``function`` the name, signature and docstring that ``help`` shows."""
     word, _, kind = first.partition(": ")
     positional = inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY, annotation=kind)
-    own = option_names(options_of)
-    others = [inspect.Parameter(one, inspect.Parameter.KEYWORD_ONLY, default=None) for one in more if one not in own]
-    parameters = [positional, *map(_readable, own.values()), *others]
+    parameters = [positional, *map(_readable, option_names(options_of).values())]
     shown: Any = function
     shown.__signature__ = inspect.Signature(parameters, return_annotation=returned)
     shown.__doc__, shown.__name__, shown.__qualname__ = doc, name, name
