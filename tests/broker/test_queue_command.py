@@ -13,6 +13,8 @@ import pytest
 
 import penstock
 from penstock.broker import Client, Server
+from penstock.broker.words import Refusal
+from penstock.cli import exits
 from penstock.errors import RefusedError
 from tests.broker.conftest import LONG, until
 
@@ -127,6 +129,18 @@ def test_a_queue_that_is_not_there_is_a_wrong_argument(queue: Callable[..., str]
     assert "there is no queue nix" in queue(verb, "nix", *(["--ttl", "5s"] if verb == "set" else []), code=2)
 
 
+def test_what_no_broker_takes_is_a_wrong_argument(queue: Callable[..., str], client: Client) -> None:
+    assert "no blanks" in queue("create", "bad name", code=2)
+    for verb in (client.purge, client.delete, client.pause, client.resume, client.redrive, client.seek):
+        with pytest.raises(RefusedError, match="no blanks") as refused:
+            verb("bad name", **({"position": 1} if verb == client.seek else {}))
+        assert exits._code(refused.value) == 2
+    for code in (Refusal("bad_option", ""), Refusal("unknown_queue", "")):
+        assert exits._code(code) == 2
+    for code in (Refusal("exists", ""), Refusal("denied", ""), RefusedError("")):
+        assert exits._code(code) == 1
+
+
 def test_the_topic_of_a_new_queue_may_stand_in_the_address(queue: Callable[..., str], client: Client) -> None:
     address = f"broker://127.0.0.1:{client._link.port}/work.a"
     assert "for work.a" in queue("create", "jobs", address=address)
@@ -184,7 +198,7 @@ def test_what_would_be_lost_is_counted_in_turns(
 
 
 def test_a_wildcard_is_a_whole_part(queue: Callable[..., str], client: Client) -> None:
-    assert "a wildcard is a whole part" in queue("create", "jobs", "--topic", "sensors.a*", code=1)
+    assert "a wildcard is a whole part" in queue("create", "jobs", "--topic", "sensors.a*", code=2)
     assert client.queues() == []
 
 
@@ -199,7 +213,7 @@ def test_a_misspelt_queue_makes_none(server: Server, client: Client) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "penstock", "sub", place], capture_output=True, text=True, timeout=10 * LONG
     )
-    assert done.returncode == 1 and "did you mean jobs?" in done.stderr, done.stderr
+    assert done.returncode == 2 and "did you mean jobs?" in done.stderr, done.stderr
     assert [entry["queue"] for entry in client.queues()] == ["jobs"]
     penstock.subscriber(place.replace("/?", "/work.a?")).close()
     with client.subscribe("jobs"), client.subscribe("jbos"):
