@@ -200,7 +200,7 @@ def explain_filter(text: str, expression: str, seconds: float) -> Finding:
         return Finding(
             f"the filter matches none of {_messages(seen)}; one of them: {example}", f"look at {expression!r}"
         )
-    return Finding(f"{passed:,} of {_messages(seen)} pass the filter", grave=False)
+    return Finding(f"the filter lets {passed:,} of {_messages(seen)} pass", grave=False)
 
 
 def _count_passing(
