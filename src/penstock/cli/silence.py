@@ -47,7 +47,8 @@ def refuse_nobody(parts: Address, wait: bool | None = None) -> None:
     try:
         connect(parts.host, parts.port or 9876, REACH_S)[0].close()
     except ConnectionRefusedError:
-        raise RefusedError(f"{without_secrets(parts.text)}: nobody listens there{'' if wait is None else TRY_ON}") from None
+        remedy = "" if wait is None else TRY_ON
+        raise RefusedError(f"{without_secrets(parts.text)}: nobody listens there{remedy}") from None
     except OSError:
         return  # the later connection reports it
 

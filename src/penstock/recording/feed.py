@@ -49,8 +49,7 @@ class Direct:
         claim: Callable[[int], int],
         give_back: Callable[[int], None],
     ) -> None:
-        self._subscriber: Any = subscriber
-        self._topic = topic
+        self._subscriber, self._topic = subscriber, topic
         self._claim, self._give_back = claim, give_back
         self._asked = 0.0
 
@@ -118,11 +117,15 @@ class Stored(Direct):
     patient = True
 
     def drain(self) -> None:
-        self._frontier: int = self._subscriber.frontier
+        self._frontier: int = self._follower.frontier
 
     @property
     def over(self) -> bool:
-        return bool(self._subscriber.position >= self._frontier)
+        return bool(self._follower.position >= self._frontier)
+
+    @property
+    def _follower(self) -> Any:
+        return self._subscriber
 
 
 class Pumped(Direct):

@@ -287,7 +287,7 @@ class Recorder:
             left = [source for source in left if not source.lane.ended]
 
     def _is_later(self, source: Source) -> bool:
-        """Whether what was read last was published after the stop, by the publisher's clock: not by one that is ahead."""
+        """Whether what was read last was published after the stop, by the publisher's clock if that is not ahead."""
         return source.oldest_ns > self._stopped_ns and not source.ahead
 
     def _round(self, tape: Tape, sources: list[Source] | None = None) -> int:
