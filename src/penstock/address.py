@@ -386,8 +386,12 @@ def _check_handle_options(options: Mapping[str, Any], kind: str, address: Addres
     for name in options:
         if name in valid:
             continue
+        if name == "type":
+            told = f"type={options[name]!r} is a name, which shm alone compares: give the class itself"
+            raise InvalidArgument(f"{kind} of {address.text!r}: {told}")
         other = "subscriber" if kind == "publisher" else "publisher"
-        told = f"a {other} has" if name in _valid_options(other, address.scheme) else nearest(name, valid)
+        known = valid | {"type", "evolve"}
+        told = f"a {other} has" if name in _valid_options(other, address.scheme) else nearest(name, known)
         raise InvalidArgument(f"{kind} of {address.text!r} has no option {name!r}; {told}")
 
 
