@@ -387,8 +387,7 @@ def _check_handle_options(options: Mapping[str, Any], kind: str, address: Addres
         if name in valid:
             continue
         if name == "type":
-            told = f"type={options[name]!r} is a name, which shm alone compares: give the class itself"
-            raise InvalidArgument(f"{kind} of {address.text!r}: {told}")
+            importlib.import_module("penstock.types").codec_of(options[name])  # refuses it: a type never comes here
         other = "subscriber" if kind == "publisher" else "publisher"
         known = valid | {"type", "evolve"}
         told = f"a {other} has" if name in _valid_options(other, address.scheme) else nearest(name, known)

@@ -9,10 +9,12 @@ import datetime
 import enum
 import importlib.metadata
 import math
+import re
 import struct
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypedDict, TypeVar
 
 import msgspec
@@ -85,6 +87,51 @@ def test_a_codec_may_be_given_itself() -> None:
     assert codec.encode(Pose(1)) == msgspec.msgpack.encode(Pose(1))
     with pytest.raises(penstock.InvalidArgument, match="valid: json, msgpack"):
         types.plain(Pose, "xml")
+
+
+@pytest.mark.parametrize("given", ["text", None, 5])
+def test_a_codec_that_gives_no_bytes_is_told(given: Any) -> None:
+    wrong: types.Codec[Any] = types.Codec("Own", "own", {}, lambda value: given, lambda message: None)
+    with penstock.publisher("bus:types-own", type=wrong) as publisher:
+        for publish in (
+            lambda: publisher.publish(1), lambda: publisher.publish_many([1]),
+            lambda: asyncio.run(publisher.publish_async(1)),
+        ):  # fmt: skip
+            with pytest.raises(TypeError, match=f"encode of Own gives {type(given).__name__}, and bytes are wanted"):
+                publish()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"schema": None}, "has a name, an encoding and a dict as"), ({"schema": "float"}, "has a name, an encoding"),
+        ({"name": 5}, "has a name, an encoding"), ({"encoding": 5}, "has a name, an encoding"),
+        ({"schema": {"type": "object", "properties": {}}}, "one entry, its language, such as {'jsonschema': ...}"),
+        ({"schema": {"jsonschema": {"enum": {1, 2}}}}, "is no JSON"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_codec_whose_schema_cannot_travel_is_refused(given: dict[str, Any], told: str) -> None:
+    parts: dict[str, Any] = {"name": "Own", "encoding": "own", "schema": {}, **given}
+    with pytest.raises(penstock.InvalidArgument, match=re.escape(told)):
+        types.Codec(encode=bytes, decode=bytes, **parts).described()
+
+
+def test_what_is_no_type_is_told_what_is() -> None:
+    for kind, told in (
+        (Pose(1.0), "give the class itself: type=Pose"), (timestamp_pb2.Timestamp(), "give the class itself"),
+        (numpy.ndarray, "give the dtype"), (pyarrow.RecordBatch, "pyarrow.schema"), (pyarrow.Table, "pyarrow.schema"),
+        (pydantic.BaseModel, "cannot be described"), (Lost, "cannot be described: name 'Nowhere'"),
+        (pydantic.create_model("Held", f=(Callable[[int], int], ...)), "cannot be described: Cannot generate"),
+        (object, "has no codec"),
+    ):  # fmt: skip
+        with pytest.raises(penstock.InvalidArgument, match=told):
+            types.codec_of(kind)
+
+
+@dataclasses.dataclass
+class Lost:
+    at: Nowhere  # type: ignore[name-defined]  # noqa: F821
 
 
 def test_protobuf() -> None:
@@ -378,7 +425,25 @@ def test_pydantic_reads_what_it_writes_or_is_refused() -> None:
     class Holds(pydantic.BaseModel):
         inner: list[Other]
 
-    for kind, field in ((Other, "a"), (LeftOut, "x"), (Computed, "double"), (Holds, "a")):
+    class Secret(pydantic.BaseModel):
+        key: pydantic.SecretStr
+
+    class Told(Secret):
+        @pydantic.field_serializer("key")
+        def _told(self, key: pydantic.SecretStr) -> str:
+            return key.get_secret_value()
+
+    class Text(pydantic.BaseModel):
+        inner: pydantic.Json[Any]
+
+    told = types.codec_of(Told)
+    for kind, value in ((Secret, Secret(key=pydantic.SecretStr("a"))), (list[Secret], [Secret(key=pydantic.SecretStr("a"))])):
+        with pytest.raises(ValueError, match="a secret is written as asterisks"):
+            types.codec_of(kind).encode(value)
+    assert told.decode(told.encode(Told(key=pydantic.SecretStr("a")))).key.get_secret_value() == "a"
+    for kind, field in (
+        (Other, "a"), (LeftOut, "x"), (Computed, "double"), (Holds, "a"), (Text, "inner"),
+    ):  # fmt: skip
         with pytest.raises(penstock.InvalidArgument, match=f"cannot read its own messages: it .* field '{field}'"):
             types.codec_of(kind)
 
@@ -413,6 +478,8 @@ def test_numpys_numbers_are_numbers_and_strange_objects_are_named() -> None:
     codec = types.codec_of(Path)
     value = Path([Pose(numpy.float64(0.5)), Pose(numpy.float32(2.0))], numpy.int64(7))
     assert codec.decode(codec.encode(value)) == Path([Pose(0.5), Pose(2.0)], 7)
+    for kind, number in ((float, numpy.float32(0.5)), (int, numpy.int16(7)), (bool, numpy.bool_(True)), (float, 7)):
+        assert types.codec_of(kind).decode(types.codec_of(kind).encode(number)) == number
     with pytest.raises(TypeError, match=r"a Path is wanted here: field 'poses\[1\].x' is an object"):
         codec.encode(Path([Pose(1.0), Pose(object())]))  # type: ignore[arg-type]
 

@@ -311,6 +311,8 @@ def _as_json(value: Any, shape: Shape) -> Any:
         return {key: _as_json(one, shape.item or ANY) for key, one in value}
     if shape.kind == "list":
         return [_as_json(one, shape.item or ANY) for one in value]
+    if shape.kind == "any":
+        return json.loads(value)  # as itself, not as a text
     return iso_text(value, shape) if shape.kind.startswith("timestamp") else value
 
 

@@ -10,6 +10,7 @@ import enum
 import functools
 import json
 import math
+import operator
 import sys
 import types
 import typing
@@ -167,7 +168,7 @@ def plain(kind: Any, encoding: str = "json", *, check: bool | None = None) -> Co
     try:
         found = _Description(kind)
         decode: Callable[[Any], Any] = room.Decoder(kind).decode
-    except TypeError as error:
+    except (TypeError, NameError) as error:
         why = str(error).splitlines()[-1]  # those before it are msgspec's own advice
         if any(map(_is_pydantic, _within(kind))):
             if encoding == "json":
@@ -231,8 +232,9 @@ def _is_union(kind: Any) -> bool:
 
 
 def _within(kind: Any) -> Iterator[Any]:
-    """The types that it is made of, all the way down."""
-    waiting, seen = [kind], []
+    """The type itself and those that it is made of, all the way down."""
+    yield kind
+    waiting, seen = [kind], [kind]
     while waiting:
         one = waiting.pop()
         parts = list(typing.get_args(one))
@@ -252,8 +254,8 @@ def _class_of(kind: Any) -> Any:
     if typing.get_origin(kind) is Annotated:
         return _class_of(typing.get_args(kind)[0])
     kind = typing.get_origin(kind) or kind
-    if kind is float:
-        return (float, int)
+    if kind in (int, float, bool):
+        return None  # numpy's are as good
     return kind if isinstance(kind, type) and kind is not Any else None
 
 
@@ -412,21 +414,31 @@ def _pydantic(kind: Any) -> Codec[Any]:
     """Of a model by its own methods, of what holds models by an adapter."""
     import pydantic
 
-    if _is_pydantic(kind):
-        by_alias = kind.model_config.get("validate_by_alias") is not False  # written as it is read
-        describe, load = kind.model_json_schema, kind.model_validate_json
-        builtins_of, dump = kind.model_dump, kind.model_dump_json
-    else:
-        by_alias = True
-        adapter = _adapter(kind)
-        describe, load = adapter.json_schema, adapter.validate_json
-        builtins_of, dump = adapter.dump_python, functools.partial(adapter.dump_json, warnings=False)
-    read, written = (
-        describe(by_alias=by_alias, schema_generator=_pydantic_generator(), mode=mode)
-        for mode in ("validation", "serialization")
-    )
+    by_alias = True
+    dump: Callable[[Any], Any]
+    builtins_of: Callable[[Any], Any]
+    try:
+        if _is_pydantic(kind):
+            by_alias = kind.model_config.get("validate_by_alias") is not False  # written as it is read
+            describe, load = kind.model_json_schema, kind.model_validate_json
+            builtins_of = operator.methodcaller("model_dump", by_alias=by_alias, warnings=False)
+            dump = operator.methodcaller("model_dump_json", by_alias=by_alias)
+        else:
+            adapter = pydantic.TypeAdapter(kind)
+            describe, load = adapter.json_schema, adapter.validate_json
+            builtins_of, dump = (
+                functools.partial(function, by_alias=True, warnings=False)
+                for function in (adapter.dump_python, adapter.dump_json)
+            )
+        read, written = (
+            describe(by_alias=by_alias, schema_generator=_pydantic_generator(), mode=mode)
+            for mode in ("validation", "serialization")
+        )
+    except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation, AttributeError) as error:
+        raise InvalidArgument(f"type={kind!r} cannot be described: {str(error).splitlines()[0]}") from None
     _check_round_trip(name_of(kind), written, read)
     _mark_written(written, read)
+    has_secrets = '"format": "password"' in json.dumps(written)
 
     def check(value: Any) -> None:
         if _is_pydantic(kind):
@@ -441,12 +453,14 @@ def _pydantic(kind: Any) -> Codec[Any]:
     def encode(value: Any) -> bytes:
         check(value)
         try:
-            text = dump(value, by_alias=by_alias)
+            text = dump(value)
         except ValueError as error:
             raise ValueError(f"{_unwritable_field(value, by_alias)} cannot be written: {error}") from None
         encoded: bytes = text.encode() if isinstance(text, str) else text
+        if has_secrets and b'"**********"' in encoded:
+            raise ValueError("a secret is written as asterisks, which nobody can read: its field needs a serializer")
         # pydantic writes null for what JSON has no number for, unless the model says otherwise.
-        if b"null" in encoded and (place := _not_finite(builtins_of(value, by_alias=by_alias, warnings=False))):
+        if b"null" in encoded and (place := _not_finite(builtins_of(value))):
             raise ValueError(f"{place}, which JSON cannot hold; ser_json_inf_nan of the model's config can")
         return encoded
 
@@ -457,16 +471,6 @@ def _pydantic(kind: Any) -> Codec[Any]:
             raise ValueError(_first_error(error)) from error
 
     return Codec(name_of(kind), "json", {"jsonschema": read}, encode, decode)
-
-
-def _adapter(kind: Any) -> Any:
-    import pydantic
-
-    try:
-        return pydantic.TypeAdapter(kind)
-    except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation) as error:
-        why = str(error).splitlines()[0]
-        raise InvalidArgument(f"type={kind!r} cannot be described: {why}") from None
 
 
 def _first_error(errors: Any) -> str:
@@ -515,7 +519,8 @@ def _zone(schema: Any) -> dict[str, bool]:
 
 
 def _check_round_trip(name: str, written: dict[str, Any], read: dict[str, Any]) -> None:
-    """Refuses a model that does not read the fields that it writes: one of another alias, or left out."""
+    """Refuses a model that does not read the fields that it writes: one of another alias, left out, or in a form that
+    cannot be read."""
     for mine, theirs in _records(written, read):
         fields = mine.get("properties", {})
         known = theirs.get("properties", {})
@@ -524,6 +529,10 @@ def _check_round_trip(name: str, written: dict[str, Any], read: dict[str, Any]) 
         for field in (*missing, *strange):
             what = "needs and does not write" if field in missing else "writes and does not read"
             raise InvalidArgument(f"type={name} cannot read its own messages: it {what} field {field!r}")
+        for field, node in fields.items():
+            if "contentSchema" in known.get(field, {}) and "contentSchema" not in node:
+                what = f"reads field {field!r} as a text of JSON and writes what is in it"
+                raise InvalidArgument(f"type={name} cannot read its own messages: it {what}")
 
 
 def _mark_written(written: dict[str, Any], read: dict[str, Any]) -> None:

@@ -61,6 +61,8 @@ class Image(numpy.ndarray[Any, Any]):
 def _trailer(shape: Sequence[int], dtype: Any, encoding: str) -> bytes:
     if not isinstance(encoding, str):
         raise InvalidArgument(f"encoding={encoding!r} is no text")
+    if dtype.names is not None:
+        raise InvalidArgument(f"an image has numbers, not records: these are published with type={dtype}")
     kind = dtype.str.encode()
     name = encoding.encode()
     if not 1 <= len(shape) <= MAX_DIMENSIONS or dtype.kind not in "biufc" or len(kind) > 8:
