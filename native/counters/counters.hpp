@@ -136,6 +136,10 @@ struct CountersCopy {
 // Every block in use in every live process whose page may be read; pages of dead processes are removed on the way.
 std::vector<CountersCopy> counters_read();
 CountersCopy counters_copy(const Counters *counters);
+// Removes the files of dead processes; what their pages tell is written down before (platform/deaths.hpp).
+void counters_sweep();
+// Writes down what the pages of dead processes tell; removes nothing.
+void counters_look_for_deaths();
 
 // Where pages are: the shared directory; empty when there is none that can be written.
 std::string counters_directory();
