@@ -425,8 +425,11 @@ def _check_handle_options(options: Mapping[str, Any], kind: str, address: Addres
     for name in options:
         if name in valid:
             continue
+        if name == "type":
+            importlib.import_module("penstock.types").codec_of(options[name])  # refuses it: a type never comes here
         other = "subscriber" if kind == "publisher" else "publisher"
-        told = f"a {other} has" if name in _valid_options(other, address.scheme) else nearest(name, valid)
+        known = valid | {"type", "evolve"}
+        told = f"a {other} has" if name in _valid_options(other, address.scheme) else nearest(name, known)
         raise InvalidArgument(f"{kind} of {address.text!r} has no option {name!r}; {told}")
 
 
