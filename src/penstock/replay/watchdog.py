@@ -20,6 +20,7 @@ from penstock.clock import VirtualClock
 __all__ = ["quiet_refusals", "watched"]
 
 TELL_AFTER_S = 10.0  # as a live gateway does by itself (``stuck_after_s``)
+LOOKS = 10  # in that time
 OURS = (str(Path(penstock.__file__).parent), sysconfig.get_path("stdlib"))
 log = logging.getLogger("penstock.replay")
 
@@ -30,12 +31,12 @@ def watched(progress: Callable[[], object]) -> Iterator[None]:
     ended, thread = threading.Event(), threading.get_ident()
 
     def watch() -> None:
-        seen, told = progress(), False
-        while not ended.wait(TELL_AFTER_S):
+        seen, looks = progress(), 0
+        while not ended.wait(TELL_AFTER_S / LOOKS):
             before, seen = seen, progress()
-            if seen == before and not told:
+            looks = looks + 1 if seen == before else 0
+            if looks == LOOKS:
                 log.warning("recorded time has not gone on for %g s: %s", TELL_AFTER_S, _place(thread))
-            told = seen == before
 
     watcher = threading.Thread(target=watch, name="replay watch", daemon=True)
     watcher.start()
