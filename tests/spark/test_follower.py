@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-
-from penstock.replica.follower import Follower
 from tests.replica.fake_blocks import FakeBlocks, FakeStream
 from tests.replica.test_refill import opened
+
+from penstock.replica.follower import Follower
 
 
 def rows(spark: SparkSession, directory: Path) -> list[tuple[object, ...]]:
