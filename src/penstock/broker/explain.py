@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from penstock import address as addresses
 from penstock.errors import PenstockError, RefusedError, nearest
 from penstock.finding import Finding
-from penstock.quantities import iso_time
+from penstock.quantities import iso_time, number_of
 from penstock.topics import is_pattern
 
 if TYPE_CHECKING:
     from penstock.broker import Client
 
-__all__ = ["describe", "explain"]
+__all__ = ["describe", "explain", "topics"]
 
 ANSWER_S = 2.0
 PORT = 9876
@@ -58,6 +58,20 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
         yield Finding(f"there is no queue {wanted!r}", nearest(wanted, [entry["queue"] for entry in known]))
         return
     yield from _queue(parts.topic, queue)
+
+
+def topics(parts: addresses.Address) -> list[str]:
+    """The patterns of what arrives at an address: its topic, or those of its queue; all where nobody tells."""
+    wanted = parts.options.get("queue")
+    if parts.topic or wanted is None:
+        return [parts.topic or ">"]
+    try:
+        with _client(parts) as client:
+            known = {entry["queue"]: entry["topics"] for entry in client.queues()}
+    except (PenstockError, OSError):
+        return [">"]
+    found: list[str] = known.get(wanted, [])
+    return found
 
 
 def describe(parts: addresses.Address) -> dict[str, Any]:
@@ -163,14 +177,16 @@ def _queue(topic: str, queue: dict[str, Any]) -> Iterator[Finding]:
     if topic and not any(matches(pattern, topic) or pattern == topic for pattern in queue["topics"]):
         yield Finding(f"{name} is bound to {', '.join(queue['topics'])}, which {topic!r} does not match")
     if queue.get("paused"):
-        yield Finding(f"{name} is paused, {queue['depth']} messages wait", "penstock queue resume, or on the page")
+        wait = number_of(queue["depth"], "message waits", "messages wait")
+        yield Finding(f"{name} is paused, {wait}", "penstock queue resume, or on the page")
     elif queue.get("state"):
         yield Finding(f"{name} says: {queue['state']}", _remedy(queue["state"]))
     elif queue["ready"] and not queue["consumers"]:
-        yield Finding(f"{name} has {queue['ready']} messages and no consumer")
+        yield Finding(f"{name} has {number_of(queue['ready'], 'message')} and no consumer")
     else:
-        counts = f"{queue['ready']} ready, {queue['in_flight']} unacknowledged, {queue['consumers']} consumers"
+        consumers = number_of(queue["consumers"], "consumer")
+        counts = f"{queue['ready']} ready, {queue['in_flight']} unacknowledged, {consumers}"
         yield Finding(f"{name}: {counts}", grave=False)
     if queue["dead_lettered"]:
         where = queue["dead_letter"] or queue["queue"] + ".dead"
-        yield Finding(f"{queue['dead_lettered']} messages of it went to {where}", grave=False)
+        yield Finding(f"{number_of(queue['dead_lettered'], 'message')} of it went to {where}", grave=False)
