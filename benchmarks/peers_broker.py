@@ -77,14 +77,17 @@ class BrokerPeer(Peer):
     name, note = "penstock", "confirmed after sync"
 
     def __init__(self, directory: str) -> None:
+        command = [sys.executable, "-c", SERVE, f"{directory}/penstock"]
+        self.connect(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+
+    def connect(self, process: subprocess.Popen[str]) -> None:
+        """To a broker that prints its port, at the end of its first line."""
         from penstock.broker import Client
         from penstock.broker.client.publisher import Publisher
 
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, f"{directory}/penstock"], stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
+        self.process = process
+        assert process.stdout is not None
+        self.port = int(process.stdout.readline().split(":")[-1])
         self.publisher = Publisher(port=self.port, topic="bench")
         self.client = Client(port=self.port, timeout=120)
 

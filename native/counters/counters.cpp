@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +17,7 @@
 #include <mutex>
 #include <optional>
 
+#include "platform/deaths.hpp"
 #include "platform/liveness.hpp"
 #include "platform/shared_directory.hpp"
 
@@ -64,6 +66,7 @@ std::uint64_t hash_of(std::string_view text) {
 void copy_name(Counters &block, std::string_view name) {
     constexpr std::string_view cut = "\u2026";
     constexpr std::size_t room = sizeof block.name - 1 - cut.size();
+    block.name_hash = 0;
     if (name.size() < sizeof block.name) return copy_text(block.name, sizeof block.name, name);
     std::size_t head = room / 2, tail = name.size() - room / 2;
     for (int back = 0; back < 3 && inside_character(name[head]); ++back) --head;
@@ -119,6 +122,13 @@ struct Registry {
         return *registry;
     }
 
+    // Not after a fork: the block is the parent's.
+    bool owns(const Counters *block) const {
+        for (const Page &page : pages)
+            if (block >= page.blocks() && block < page.blocks() + block_count) return true;
+        return false;
+    }
+
     void unlink_all() {
         std::lock_guard lock(mutex);
         if (owner != getpid()) return;
@@ -160,12 +170,14 @@ thread_local std::string kind_of_thread;
 // Removes the pages of dead processes, once per process.
 void sweep_once() {
     static std::atomic<std::uint32_t> swept{0};
-    if (swept.exchange(fork_generation()) != fork_generation()) process_sweep();
+    if (swept.exchange(fork_generation()) != fork_generation()) counters_sweep();
 }
 
 std::string read_text(const char *text, std::size_t room) { return std::string(text, strnlen(text, room)); }
 
-void read_page(const std::string &path, std::vector<CountersCopy> &found) {
+// Calls `look(header, page)` with a page that is one of ours.
+template <typename Look>
+void with_page(const std::string &path, Look look) {
     int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (file < 0) return;
     struct stat status {};
@@ -174,21 +186,68 @@ void read_page(const std::string &path, std::vector<CountersCopy> &found) {
     close(file);
     if (memory == MAP_FAILED) return;
     auto *header = static_cast<PageHeader *>(memory);
-    std::optional<int> pid;
     if (std::memcmp(header->magic, magic, sizeof magic) == 0 && header->block_size == block_size)
-        pid = process_holder(header->token);
-    Page page{header, path};
-    for (std::uint32_t i = 0; pid && i < block_count; ++i) {
-        if (!page.blocks()[i].used.load(std::memory_order_acquire)) continue;
-        CountersCopy copy = counters_copy(&page.blocks()[i]);
-        copy.pid = *pid ? *pid : static_cast<int>(header->pid);
-        copy.here = *pid != 0;
-        copy.process = header->token;
-        copy.index = i;
-        copy.program = read_text(header->program, sizeof header->program);
-        found.push_back(std::move(copy));
-    }
+        look(*header, Page{header, path});
     munmap(memory, page_size);
+}
+
+void read_page(const std::string &path, std::vector<CountersCopy> &found) {
+    with_page(path, [&](const PageHeader &header, const Page &page) {
+        std::optional<int> pid = process_holder(header.token);
+        for (std::uint32_t i = 0; pid && i < block_count; ++i) {
+            if (!page.blocks()[i].used.load(std::memory_order_acquire)) continue;
+            CountersCopy copy = counters_copy(&page.blocks()[i]);
+            copy.pid = *pid ? *pid : static_cast<int>(header.pid);
+            copy.here = *pid != 0;
+            copy.process = header.token;
+            copy.index = i;
+            copy.program = read_text(header.program, sizeof header.program);
+            found.push_back(std::move(copy));
+        }
+    });
+}
+
+MemberRecord member_of(const Counters &block) {
+    MemberRecord record;
+    record.count = block.delivered.get();
+    if (std::strncmp(block.kind, "publisher", sizeof block.kind) == 0) record.count = std::max(record.count, block.matched.get());
+    record.bytes = block.bytes.get();
+    record.dropped = block.lost();
+    record.opened_ns = block.opened_ns;
+    record.time_ns = std::int64_t(block.last_ns.get());
+    record.waiting = block.depth.get();
+    record.in_flight = std::uint64_t(std::max<std::int64_t>(0, block.in_flight()));
+    copy_text(record.room, sizeof record.room, read_text(block.room, sizeof block.room));
+    copy_text(record.kind, sizeof record.kind, read_text(block.kind, sizeof block.kind));
+    copy_text(record.name, sizeof record.name, read_name(block));
+    return record;
+}
+
+// What a dead process's page tells of its handles. Those of shared memory are left to their channels, which know more;
+// those of buses come last, for a gateway has many inside.
+void note_dead_page(const std::string &path) {
+    with_page(path, [](const PageHeader &header, const Page &page) {
+        Dead dead{header.pid, read_text(header.program, sizeof header.program), {}};
+        for (bool bus : {false, true})
+            for (std::uint32_t i = 0; i < block_count; ++i) {
+                const Counters &block = page.blocks()[i];
+                std::string room = read_text(block.room, sizeof block.room);
+                if (block.used.load(std::memory_order_acquire) && room != "shm" && (room == "bus") == bus)
+                    dead.members.push_back(member_of(block));
+            }
+        if (!dead.members.empty()) write_deaths({{header.token, dead}});
+    });
+}
+
+// Calls `look(path)` for each page in the shared directory.
+template <typename Look>
+void each_page(Look look) {
+    std::string directory = counters_directory();
+    DIR *listing = directory.empty() ? nullptr : opendir(directory.c_str());
+    if (!listing) return;
+    while (dirent *entry = readdir(listing))
+        if (std::strncmp(entry->d_name, "counters.", 9) == 0) look(directory + "/" + entry->d_name);
+    closedir(listing);
 }
 
 }  // namespace
@@ -255,13 +314,20 @@ void counters_kind(std::string_view kind) { kind_of_thread = kind; }
 
 void counters_end() noexcept { Registry::get().unlink_all(); }
 
+void counters_rename(Counters *counters, std::string_view name) {
+    Registry &registry = Registry::get();
+    std::lock_guard lock(registry.mutex);
+    if (!registry.owns(counters)) return;
+    counters->used.store(0, std::memory_order_release);
+    copy_name(*counters, name);
+    counters->used.store(++registry.takings, std::memory_order_release);
+}
+
 void counters_give(Counters *counters) noexcept {
     if (!counters) return;
     Registry &registry = Registry::get();
     std::lock_guard lock(registry.mutex);
-    for (Page &page : registry.pages)  // not found after a fork: the block belongs to the parent
-        if (counters >= page.blocks() && counters < page.blocks() + block_count)
-            counters->used.store(0, std::memory_order_release);
+    if (registry.owns(counters)) counters->used.store(0, std::memory_order_release);
 }
 
 void counters_state(Counters *counters, std::string_view text) noexcept {
@@ -306,14 +372,19 @@ CountersCopy counters_copy(const Counters *c) {
 
 std::vector<CountersCopy> counters_read() {
     std::vector<CountersCopy> found;
-    std::string directory = counters_directory();
-    if (!directory.empty()) process_sweep();
-    DIR *listing = directory.empty() ? nullptr : opendir(directory.c_str());
-    if (!listing) return found;
-    while (dirent *entry = readdir(listing))
-        if (std::strncmp(entry->d_name, "counters.", 9) == 0) read_page(directory + "/" + entry->d_name, found);
-    closedir(listing);
+    if (!counters_directory().empty()) counters_sweep();
+    each_page([&](const std::string &path) { read_page(path, found); });
     return found;
+}
+
+void counters_sweep() { process_sweep(note_dead_page); }
+
+void counters_look_for_deaths() {
+    each_page([](const std::string &path) {
+        bool dead = false;
+        with_page(path, [&](const PageHeader &header, const Page &) { dead = !process_alive(header.token); });
+        if (dead) note_dead_page(path);
+    });
 }
 
 }  // namespace penstock

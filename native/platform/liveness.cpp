@@ -192,7 +192,7 @@ const std::string &process_program() {
     return *found;
 }
 
-int process_sweep() {
+int process_sweep(void (*before)(const std::string &page)) {
     int directory = shared_directory(), count = 0;
     DIR *listing = opendir(shared_directory_path().c_str());
     if (!listing) return 0;
@@ -210,6 +210,7 @@ int process_sweep() {
                 continue;
         }
         bool dead = early && !page ? !is_own(token) && !holder(directory, entry->d_name) : !process_alive(token);
+        if (dead && page && before) before(shared_directory_path() + "/" + entry->d_name);
         if (dead && unlinkat(directory, entry->d_name, 0) == 0) ++count;
     }
     closedir(listing);

@@ -44,8 +44,9 @@ std::string process_file_name(const char *kind, std::uint64_t token);
 // No options and no arguments: those may hold secrets.
 const std::string &process_program();
 
-// Removes the files of dead processes, their pages of counters too; gives how many.
-int process_sweep();
+// Removes the files of dead processes, their pages of counters too; gives how many. `before` gets the path of each such
+// page before it goes.
+int process_sweep(void (*before)(const std::string &page) = nullptr);
 
 // While a NoFork exists no other thread of this process can fork, so that a child never inherits a lock taken meanwhile.
 class NoFork {

@@ -10,10 +10,11 @@
 #include <mutex>
 
 #include "bindings.hpp"
+#include "counters/counters.hpp"
 #include "message/message.hpp"
+#include "platform/checksum.hpp"
+#include "platform/deaths.hpp"
 #include "shm/bindings_handle.hpp"
-#include "shm/checksum.hpp"
-#include "shm/deaths.hpp"
 #include "text.hpp"
 
 namespace penstock::shm {
@@ -270,33 +271,37 @@ static nb::list channels() {
     return all;
 }
 
-static nb::list deaths() {
-    std::vector<shm::DeathRecord> found;
+static nb::dict deaths() {
+    Deaths found;
     {
         GilReleased released;
         shm::look_for_deaths();
-        found = shm::read_deaths();
+        counters_look_for_deaths();
+        found = read_deaths();
     }
     nb::list all;
-    for (const shm::DeathRecord &death : found) {
+    for (const DeathRecord &death : found.records) {
         nb::list members;
         for (std::uint32_t m = 0; m < death.members; ++m) {
-            const shm::MemberRecord &member = death.member[m];
+            const MemberRecord &member = death.member[m];
             nb::dict entry;
-            entry["kind"] = member.kind == 1 ? "publisher" : "subscriber";
+            entry["room"] = readable_text(member.room);
+            entry["kind"] = readable_text(member.kind);
             entry["channel"] = readable_text(member.name);
             entry["reliable"] = bool(member.reliable);
             entry["vchan_id"] = member.vchan;
             entry["messages"] = member.count;
             entry["total_bytes"] = member.bytes;
             entry["dropped"] = member.dropped;
-            entry["joined_ns"] = member.joined_ns;
+            entry["joined_ns"] = member.opened_ns;
             entry["before"] = member.before;
             entry["tail"] = member.tail;
             entry["ordinal"] = member.ordinal;
             entry["time_ns"] = member.time_ns;
             entry["size"] = member.size;
             entry["held"] = member.held;
+            entry["waiting"] = member.waiting;
+            entry["in_flight"] = member.in_flight;
             entry["beginning"] = nb::bytes(member.beginning, member.beginning_size);
             members.append(entry);
         }
@@ -304,12 +309,18 @@ static nb::list deaths() {
         entry["pid"] = death.pid;
         entry["program"] = readable_text(death.program);
         entry["found_by"] = death.finder;
+        entry["found_by_program"] = readable_text(death.finder_program);
         entry["found_ns"] = death.found_ns;
         entry["left_out"] = death.left_out;
         entry["members"] = members;
         all.append(entry);
     }
-    return all;
+    nb::dict result;
+    result["deaths"] = all;
+    result["damaged"] = found.damaged;
+    result["path"] = readable_text(found.path);
+    result["problem"] = readable_text(found.problem);
+    return result;
 }
 
 void bind_shm(nb::module_ &module) {

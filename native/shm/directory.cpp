@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 
+#include "counters/counters.hpp"
 #include "platform/shared_directory.hpp"
 #include "shm/deaths.hpp"
 #include "shm/membership.hpp"
@@ -313,7 +314,7 @@ std::vector<std::string> clean_channels() {
         if (fstatat(shared_directory(), file.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
         if (status.st_uid == geteuid() || geteuid() == 0) remove_file(file);
     }
-    process_sweep();
+    counters_sweep();
     return removed;
 }
 

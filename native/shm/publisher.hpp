@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "counters/counters.hpp"
-#include "shm/checksum.hpp"
+#include "platform/checksum.hpp"
 #include "shm/membership.hpp"
 #include "shm/sleep.hpp"
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "counters/counters.hpp"
-#include "shm/checksum.hpp"
+#include "platform/checksum.hpp"
 #include "shm/membership.hpp"
 #include "shm/sleep.hpp"
 

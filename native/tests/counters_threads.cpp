@@ -1,5 +1,5 @@
 // Many threads take, count and give blocks while others read all pages.
-// sources: counters/counters.cpp platform/shared_directory.cpp platform/liveness.cpp
+// sources: counters/counters.cpp platform/shared_directory.cpp platform/liveness.cpp platform/deaths.cpp platform/checksum.cpp
 #include "counters/counters.hpp"
 
 #include <cstdio>

@@ -1,6 +1,6 @@
 // A signal at every step of every wait: who looks for signals before each sleep, as the callers of these waits do, sees it
 // while the wait goes on, and not when it is over.
-// sources: shm/membership.cpp shm/joining.cpp shm/payload.cpp shm/bells.cpp shm/publisher.cpp shm/subscriber.cpp shm/files.cpp shm/checksum.cpp shm/deaths.cpp shm/directory.cpp platform/liveness.cpp platform/shared_directory.cpp counters/counters.cpp
+// sources: shm/membership.cpp shm/joining.cpp shm/payload.cpp shm/bells.cpp shm/publisher.cpp shm/subscriber.cpp shm/files.cpp platform/checksum.cpp shm/deaths.cpp platform/deaths.cpp shm/directory.cpp platform/liveness.cpp platform/shared_directory.cpp counters/counters.cpp
 // flags: -DPENSTOCK_STEPS=1
 #include <signal.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // An outlet and an inlet joined by a socket pair, in threads: every message arrives once and in order; peers come, stall
 // and go while others publish; nothing races.
-// sources: tcp/chunk.cpp tcp/inlet.cpp tcp/loop.cpp tcp/outlet.cpp tcp/sending.cpp tcp/store.cpp counters/counters.cpp platform/shared_directory.cpp platform/liveness.cpp
+// sources: tcp/chunk.cpp tcp/inlet.cpp tcp/loop.cpp tcp/outlet.cpp tcp/sending.cpp tcp/store.cpp counters/counters.cpp platform/shared_directory.cpp platform/liveness.cpp platform/deaths.cpp platform/checksum.cpp
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>

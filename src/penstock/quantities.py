@@ -15,7 +15,7 @@ from penstock.errors import InvalidArgument
 
 __all__ = [
     "check_duration", "check_size", "datetime_ns", "duration_s", "interval_s", "is_duration", "is_size", "iso_ns",
-    "iso_time", "moment_ns", "size_bytes",
+    "iso_time", "moment_ns", "number_of", "size_bytes",
 ]  # fmt: skip
 
 _UNITS_S = {
@@ -130,3 +130,8 @@ def moment_ns(text: str, option: str) -> int:
             f"{option} {text!r} is no time; write 2026-01-31T12:00:00 (UTC) or ...+01:00, a number of seconds since "
             "1970, or 5m for five minutes ago"
         ) from None
+
+
+def number_of(count: int, one: str, many: str = "") -> str:
+    """``1 message``, ``2,000 messages``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

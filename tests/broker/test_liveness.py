@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from penstock.broker import AsyncClient, Client, ConnectionLimits, Server, liveness
+from penstock.broker.client import link
 from penstock.errors import ClosedError, RefusedError
 from tests.broker.conftest import LONG, Wire, until
 
@@ -236,3 +241,31 @@ def test_a_subscriber_has_its_clients_options(serve: Callable[..., Server]) -> N
             links = [found._link for found in (consumer, other)]
             told = [(link._reconnect, link._give_up_s, link._keepalive_s) for link in links]
             assert told == [(False, 7.0, 3.0), (True, 8.0, 3.0)]
+
+
+def test_a_stopped_broker_of_a_group_is_left(
+    serve: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernel still takes connections and acknowledges what is sent, while another one may lead."""
+    monkeypatch.setattr(link, "GROUP_SILENCE_S", 0.5)
+    command = [sys.executable, "-m", "penstock", "broker", str(tmp_path / "stopped"), "0"]
+    second = serve()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+        try:
+            assert first.stdout is not None
+            group = f"127.0.0.1:{first.stdout.readline().rpartition(':')[2].strip()},127.0.0.1"
+            with Client(group, second.port) as asks, Client(group, second.port) as reads, Client(port=second.port) as other:
+                other.queue("q", topics="news")
+                consumer = reads.subscribe("q", topics="news")
+                asks.publish("news", b"to the first")
+                message = consumer.read(LONG)
+                assert message is not None and bytes(message) == b"to the first"
+                first.send_signal(signal.SIGSTOP)
+                other.publish("news", b"to the second")
+                asks.publish("news", b"asked")
+                assert [bytes(one) for one in (consumer.read(LONG), consumer.read(LONG)) if one is not None] == [
+                    b"to the second",
+                    b"asked",
+                ]
+        finally:
+            first.kill()

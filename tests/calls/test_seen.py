@@ -49,5 +49,5 @@ def test_why_counts_what_became_of_the_calls() -> None:
             with contextlib.suppress(penstock.CallFailed, TimeoutError):
                 client.call(data, timeout)
         texts = " ".join(finding.text for finding in explain(address))
-        assert "1 calls of the client" in texts and "ended in an error" in texts and "over in time" in texts
+        assert "1 call of the client" in texts and "ended in an error" in texts and "ran out of time" in texts
         go_on.set()

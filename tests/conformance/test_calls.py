@@ -151,6 +151,33 @@ def test_cancelling_an_awaited_call_reaches_the_server(reach: Reach) -> None:
     assert seen.wait(60)
 
 
+def test_a_cancellation_that_is_seen_late_counts(reach: Reach) -> None:
+    """A function that asks seldom finds the cancellation and looks whether its client is alive in one step."""
+    asked, seen, begun = threading.Event(), threading.Event(), threading.Event()
+
+    def function(payload: bytes, request: Request) -> bytes:
+        begun.set()
+        assert asked.wait(60)
+        while not request.cancelled:
+            time.sleep(0.1)
+        seen.set()
+        return b""
+
+    _, client = pair(reach, function)
+
+    async def ask() -> None:
+        task = asyncio.create_task(client.call_async(b"long"))
+        await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(ask())
+    time.sleep(0.06)  # longer than a client's death is left unlooked at
+    asked.set()
+    assert seen.wait(60)
+
+
 def test_one_request_has_one_answer(reach: Reach) -> None:
     def function(payload: bytes, request: Request) -> None:
         assert request.reply(b"first")

@@ -24,7 +24,7 @@ NATIVE = ROOT / "native"
 SOURCES = [
     "tests/programs/shm_victim.cpp", "shm/membership.cpp", "shm/joining.cpp", "shm/payload.cpp", "shm/bells.cpp",
     "shm/publisher.cpp", "shm/subscriber.cpp", "shm/files.cpp",
-    "shm/checksum.cpp", "shm/deaths.cpp", "shm/directory.cpp", "platform/liveness.cpp", "platform/shared_directory.cpp",
+    "platform/checksum.cpp", "shm/deaths.cpp", "platform/deaths.cpp", "shm/directory.cpp", "platform/liveness.cpp", "platform/shared_directory.cpp",
     "counters/counters.cpp",
 ]  # fmt: skip
 ACTIONS = [

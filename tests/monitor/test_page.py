@@ -16,6 +16,8 @@ pytest.importorskip("starlette")
 
 import penstock
 from penstock.broker import Client, Server
+from penstock.gateway import Gateway, Module
+from penstock.gateway.modules import Sensor
 from penstock.monitor import server
 from penstock.monitor.service import Service
 from penstock.observe.latency import spread
@@ -269,21 +271,24 @@ LAID_OUT = """
     .concat([...document.querySelectorAll('.legend > span')].filter(part => !inside(part, part.closest('.card'))))
     .map(part => part.textContent);
   return [over, stacked, wide, cut];"""
-#: The least contrast of any text that is shown with what is behind it.
+#: The least contrast of any text that is shown, placeholders included, with what is behind it.
 CONTRAST = """
   const parts = colour => colour.match(/[\\d.]+/g).map(Number);
   const light = ([r, g, b]) => { const [x, y, z] = [r, g, b].map(v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); return .2126 * x + .7152 * y + .0722 * z; };
   let worst = [99, ''];
-  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walk.nextNode()) {
-    const holder = walk.currentNode.parentElement;
-    if (!walk.currentNode.textContent.trim() || !holder.checkVisibility() || holder.closest('svg')) continue;
-    let behind = holder;
+  const measure = (holder, colour, text) => {
+    if (!text || !holder.checkVisibility() || holder.closest('svg')) return;
+    let behind = holder, seen = 1;
+    for (let above = holder; above; above = above.parentElement) seen *= getComputedStyle(above).opacity;
     while (behind && (parts(getComputedStyle(behind).backgroundColor)[3] ?? 1) === 0) behind = behind.parentElement;
-    const [a, b] = [light(parts(getComputedStyle(holder).color)), light(behind ? parts(getComputedStyle(behind).backgroundColor) : [255, 255, 255])];
+    const back = behind ? parts(getComputedStyle(behind).backgroundColor) : [255, 255, 255];
+    const [a, b] = [light(parts(colour).slice(0, 3).map((value, at) => value * seen + back[at] * (1 - seen))), light(back)];
     const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-    if (ratio < worst[0]) worst = [ratio, walk.currentNode.textContent.trim().slice(0, 40)];
-  }
+    if (ratio < worst[0]) worst = [ratio, text.slice(0, 40)];
+  };
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) measure(walk.currentNode.parentElement, getComputedStyle(walk.currentNode.parentElement).color, walk.currentNode.textContent.trim());
+  for (const field of document.querySelectorAll('input[placeholder]')) measure(field, getComputedStyle(field, '::placeholder').color, field.placeholder);
   return worst;"""
 
 
@@ -302,11 +307,40 @@ def test_light_and_dark_wide_and_narrow(service: Service, browser: Browser, plan
             browser.dark(dark)
             for view in ("overview", "plots", "handles", "queues", f"channel=shm:{name}"):
                 show(browser, view)
+                if view == "plots" and not dark:  # the names of what is hidden are text, too
+                    browser.until("return document.querySelector('.keys > button[data-name]')")
+                    browser.run("document.querySelector('.keys > button[aria-pressed=true]')?.click()")
+                    browser.until("return document.querySelector('.keys > button[aria-pressed=false]')")
                 word = view.partition("=")[0]
                 sound(browser, f"{word} {width} {'dark' if dark else 'light'}")
                 browser.screenshot(SHOTS / f"{word}-{width}-{'dark' if dark else 'light'}.png")
     browser.dark(False)
     browser.resize(1400, 1000)
+
+
+def test_what_is_in_trouble_is_seen_on_a_phone(service: Service, browser: Browser, name: str) -> None:
+    """No row of the trouble list is out of sight without a word; a handle's health is beside its address."""
+    with Handles() as running:
+        for number in range(6):
+            running.do(f"open shm subscriber {name}-{number}", f"state {name}-{number}/subscriber stuck in receive")
+        browser.open(service.url)
+        try:
+            for width, rows in ((1400, 6), (800, 3), (390, 3)):
+                browser.resize(width, 900)
+                show(browser, "overview")
+                shown = "[...document.querySelectorAll('#stuck-list li')]"
+                more = "document.getElementById('stuck-more')"
+                browser.until(f"return {shown}.length === {rows} && ({more}.hidden ? {rows} === 6 : {more}.textContent === 'show 3 more')")
+                browser.run(f"if (!{more}.hidden) {more}.click()")
+                cut = "const box = document.getElementById('stuck'); return box.scrollHeight > box.clientHeight + 1"
+                assert browser.run(f"return {shown}.length") == 6 and not browser.run(cut), width
+                browser.run(f"if (!{more}.hidden) {more}.click()")
+            show(browser, "handles")
+            pill = f"document.querySelector('#ledger-table tr[data-where*=\"{name}-0\"] .pill')"
+            browser.until(f"return {pill}?.textContent === 'stuck'")
+            assert browser.run(f"return {pill}.getBoundingClientRect().right < innerWidth")
+        finally:
+            browser.resize(1400, 1000)
 
 
 def test_empty(browser: Browser) -> None:
@@ -337,7 +371,11 @@ def test_a_thousand_handles_on_one_screen(service: Service, browser: Browser, na
         show(browser, "overview")
         browser.until("return Number(document.getElementById('sum-handles').textContent.replace(',', '')) >= 1000")
         assert browser.run("return document.documentElement.scrollHeight") <= 1100, "one screen"
-        browser.until(f"return document.getElementById('stuck-list').innerText.includes('{bad}')")
+        rows = "document.querySelectorAll('#stuck-list li').length"
+        assert browser.until(f"return document.getElementById('stuck-more').textContent === 'show 44 more' && {rows}") == 6
+        browser.run("document.getElementById('stuck-more').click()")
+        browser.until(f"return document.getElementById('stuck-list').innerText.includes('{bad}') && {rows} === 50")
+        browser.run("document.getElementById('stuck-more').click()")
         boxes, lines = browser.run(
             "return [[...document.querySelectorAll('.node')].map(n => n.dataset.id),"
             " [...document.querySelectorAll('.edge:not(.pulse)')].flatMap(e => [e.dataset.from, e.dataset.to])]"
@@ -393,6 +431,31 @@ def test_the_page_of_a_channel(service: Service, browser: Browser) -> None:
         browser.screenshot(SHOTS / "channel.png")
 
 
+def test_the_page_of_a_gateway_s_module(service: Service, browser: Browser) -> None:
+    class Sink(Module):
+        def receive(self, message: object) -> None:
+            pass
+
+    source, sink = (f"{kind}-{uuid.uuid4().hex[:8]}" for kind in ("source", "sink"))
+    with Gateway() as gateway:
+        gateway.add_module(source, Sensor, {"rate_per_s": 1000.0, "count": 3})
+        gateway.add_module(sink, Sink)
+        gateway.add_link(source, sink)
+        gateway.start()
+        browser.open(service.url)
+        for name, told in ((source, "published"), (sink, "delivered")):
+            show(browser, f"channel=gateway:{name}")
+            tiles = "[...document.querySelectorAll('#channel-tiles .tile')].map(tile => tile.innerText.replace(/\\s+/g, ' '))"
+            browser.until(f"return {tiles}.includes('3 messages {told}')")
+            why = "[...document.querySelectorAll('#channel-why li')].map(line => line.innerText).join()"
+            browser.until(f"return {why}.includes('3 messages up to now')")
+            assert not browser.run(f"return {why}.includes('reason')")
+            assert browser.run("return document.getElementById('channel-tail-start').hidden")
+            assert "Only the program" in browser.run("return document.getElementById('channel-tail-none').innerText")
+            show(browser, f"overview=gateway:{name}")
+            browser.until("return !document.getElementById('channel-link').hidden")
+
+
 def test_plots_zoom_hide_and_have_a_logarithmic_axis(
     service: Service, browser: Browser, plant: Handles, name: str
 ) -> None:
@@ -404,7 +467,8 @@ def test_plots_zoom_hide_and_have_a_logarithmic_axis(
     key = f"document.querySelector('canvas[data-plot=\"rate/in/\"] ~ .keys [data-name=\"shm:{name}\"]')"
     browser.until(f"return {key}")
     browser.run(f"{key}.click()")
-    browser.until(f"return {key}.getAttribute('aria-pressed') === 'false'")
+    browser.run("CanvasRenderingContext2D.prototype.fillText = (show => function (text, ...at) { (window.written ??= new Set()).add(text); return show.call(this, text, ...at); })(CanvasRenderingContext2D.prototype.fillText)")
+    browser.until(f"return {key}.getAttribute('aria-pressed') === 'false' && window.written?.has('all names are hidden')")
     browser.run("document.getElementById('log-axis').click()")
     assert browser.run("return document.getElementById('log-axis').getAttribute('aria-pressed')") == "true"
     browser.run(

@@ -116,7 +116,7 @@ def test_relative_and_absolute_path_are_one_journal(tmp_path: Path, monkeypatch:
         publisher.publish_many([b"y", b"z"])
         with penstock.publisher("journal:j#other") as other:
             other.publish(b"o")
-            assert any(f.text == "3 messages of t are kept there" for f in explain("journal:j#t"))
+            assert any(f.text == "it keeps 3 messages of t" for f in explain("journal:j#t"))
 
 
 def test_lag_beyond_the_slots_is_loss_at_once() -> None:
@@ -195,9 +195,33 @@ def test_a_source_of_a_gateway_counts_what_it_published(linked: bool) -> None:
             gateway.add_link(name, "sink", Filter(one_in=2))
         gateway.start()
         end = time.monotonic() + 60
-        while (source := of(f"gateway:{name}", "module")).delivered < 3 and time.monotonic() < end:
+        while sum(b.delivered for b in seen() if b.name == name) < 3 and time.monotonic() < end:
             time.sleep(0.01)
+        source = of(f"gateway:{name}", "source")
         assert (source.matched, source.delivered) == (3, 3) and source.bytes >= 3 and source.last_ns > source.opened_ns
+
+
+def test_a_module_that_gets_messages_is_no_source() -> None:
+    """Nor is one that has nothing to do, nor an address that the gateway reads: a subscriber counts that one."""
+
+    class Pass(Module):
+        def receive(self, message: Any) -> None:
+            self.broker.publish(self, message)
+
+    address = f"shm:/test-source-{os.getpid()}"
+    names = [f"{name}-{os.getpid()}" for name in ("pass", "end", "unused")]
+    with penstock.publisher(address) as publisher, Gateway() as gateway:
+        for name in names:
+            gateway.add_module(name, Pass)
+        gateway.add_link(address, names[0])
+        gateway.add_link(names[0], names[1])
+        gateway.start()
+        publisher.publish(b"x")
+        end = time.monotonic() + 60
+        while sum(b.delivered for b in seen() if b.name == names[1]) < 1 and time.monotonic() < end:
+            time.sleep(0.01)
+        kinds = {b.name: b.kind for b in seen() if b.room == "gateway" and b.kind != "link" and b.pid == os.getpid()}
+        assert kinds == dict.fromkeys((*names, address), "module")
 
 
 def test_addresses_match_by_part_and_by_wildcard() -> None:

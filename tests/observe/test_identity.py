@@ -155,6 +155,7 @@ def test_a_reader_of_a_journal_that_is_gone_has_no_lag(tmp_path: Path) -> None:
 def test_a_queue_without_consumers_is_said_to_have_none() -> None:
     queue = block(room="broker", kind="queue", name="work", depth=3, read_ns=60 * SECOND)
     assert health.judge(queue, Rate()).reasons == ("3 messages wait and it has no consumer",)
+    assert health.judge(dataclasses.replace(queue, depth=1), Rate()).reasons == ("1 message waits and it has no consumer",)
     busy = dataclasses.replace(queue, peers=2)
     assert health.judge(busy, Rate()).reasons == ("3 messages wait and none was taken for 59 s",)
 

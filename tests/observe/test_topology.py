@@ -46,6 +46,13 @@ def test_of_a_large_one_whole_neighbourhoods_are_drawn_trouble_first() -> None:
     assert made["left_out"] + len(nodes) == 200 * 4 + 1
 
 
+def test_idle_boxes_do_not_fill_the_space_that_is_left() -> None:
+    idle = [look(number, "module", f"idle{number}", "idle", 0.0) for number in range(1000, 1100)]
+    _, nodes, ends = drawn(plant(3) + idle)
+    assert nodes == ends and len(nodes) == 2 * 4, "of three channels one does not move"
+    assert len(drawn(idle)[1]) == MAX_NODES, "all are idle"
+
+
 def test_of_a_large_one_each_channel_has_all_its_users() -> None:
     looks = plant(200, readers=4)
     for number in range(0, 200, 20):

@@ -103,11 +103,18 @@ def test_what_passes_messages_on_does_not_deliver_them_again() -> None:
         block(room=room, kind=kind, name=name, index=at, matched=10, delivered=10)
         for at, ((room, kind), name) in enumerate(zip(kinds, names, strict=True))
     ]
-    module = block(room="gateway", kind="module", name="vibration", index=9, matched=4, delivered=4)
-    watcher = Watcher(lambda: [*blocks, module])
+    blocks += [
+        block(room="gateway", kind="module", name="alarm", index=9, matched=4, delivered=4),
+        block(room="bus", kind="queue", name="d04243960045/alarm", index=10, matched=4, delivered=4),
+        block(room="gateway", kind="source", name="vibration", index=11, matched=10, delivered=10, bytes=30),
+    ]
+    watcher = Watcher(lambda: blocks)
     watcher.look()
     rates = {name: value for name, value in watcher.history.series()["series"].items() if name.startswith("rate/")}  # type: ignore[attr-defined]
-    assert rates == {"rate/in/bus:plant": [10.0], "rate/out/bus:plant": [10.0], "rate/out/gateway:vibration": [4.0]}
+    published = {"rate/in/bus:plant": [10.0], "rate/in/gateway:vibration": [10.0]}
+    assert rates == {**published, "rate/out/bus:plant": [10.0], "rate/out/gateway:alarm": [4.0]}
+    sums = summary(watcher.state)
+    assert (sums["published_hz"], sums["delivered_hz"], sums["bytes_hz"]) == (20.0, 14.0, 30.0), "as the plots have it"
 
 
 def test_a_queue_that_is_empty_has_a_line_and_no_dots() -> None:

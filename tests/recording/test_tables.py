@@ -208,16 +208,18 @@ def test_maps_times_and_odd_names_look_the_same_in_every_form(tmp_path: Path) ->
         counts: dict[str, int]
         rows: list[dict[str, int]]
         name: int = msgspec.field(name="a, b")
+        mixed: list[int | str] = []
 
     where = f"journal:{tmp_path / 'run'}"
     batches = pyarrow.schema([("at", pyarrow.timestamp("us", "UTC")), ("all", pyarrow.list_(pyarrow.timestamp("us")))])
     moment = datetime.datetime(2026, 1, 2, 3, 4, 5, 6, datetime.UTC)
     with penstock.publisher(f"{where}#odd", type=Odd) as publisher:
-        publisher.publish(Odd({"k": 1}, [{"l": 2}], 3))
+        publisher.publish(Odd({"k": 1}, [{"l": 2}], 3, [1, "a"]))
     with penstock.publisher(f"{where}#times", type=types.codec_of(batches)) as publisher:
         publisher.publish(pyarrow.record_batch([[moment], [[moment.replace(tzinfo=None)]]], schema=batches))
     rows = list(csv.DictReader(run("export", str(tmp_path / "run"), "--to", "csv", "-o", "-").stdout.splitlines()))
     assert (rows[0]["odd.counts"], rows[0]["odd.rows"], rows[0]["odd.a, b"]) == ('{"k": 1}', '[{"l": 2}]', "3")
+    assert rows[0]["odd.mixed"] == '[1, "a"]'
     assert (rows[1]["times.at"], rows[1]["times.all"]) == ("2026-01-02T03:04:05.000006", '["2026-01-02T03:04:05.000006"]')
     lines = run("export", str(tmp_path / "run"), "--to", "jsonl", "-o", "-").stdout.splitlines()
     assert json.loads(lines[1])["payload"][0] == {

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock import shm
+from penstock import _core, shm
 from penstock.shm import DeadMember, Death
+from penstock.shm.deaths import death_file
 
 BEGIN = "import os, signal, sys\nfrom penstock import shm\nname = sys.argv[1]\n"
 DIE = "\nos.kill(os.getpid(), signal.SIGKILL)\n"
@@ -26,6 +27,9 @@ def name() -> str:
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a shared directory of its own: processes that others kill meanwhile are deaths too."""
+    (tmp_path / "shared").mkdir(0o700)
+    monkeypatch.setenv("PENSTOCK_SHM_DIR", str(tmp_path / "shared"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     return tmp_path
 
@@ -107,11 +111,11 @@ def test_those_whom_nobody_has_found_yet_are_known_and_left_as_they_are(name: st
 
 
 def test_all_channels_of_a_process_are_one_death(name: str) -> None:
-    pid = killed(name, "handles = [shm.publisher(f'shm:{name}/{n}') for n in range(13)]\n")
+    pid = killed(name, "handles = [shm.publisher(f'shm:{name}/{n}') for n in range(28)]\n")
     shm.clean()
     death = death_of(pid)
-    assert (len(death.members), death.left_out) == (10, 3)
-    assert len({member.channel for member in death.members}) == 10
+    assert (len(death.members), death.left_out) == (25, 3)
+    assert len({member.channel for member in death.members}) == 25
 
 
 def test_the_last_32_processes_are_kept_in_a_file_of_the_user_s_alone(name: str, state: Path) -> None:
@@ -132,7 +136,7 @@ print(*pids)
     pids = [int(word) for word in done.stdout.split()]
     assert [death.pid for death in shm.deaths()] == pids[:-33:-1]
     status = (state / "penstock" / "deaths").stat()
-    assert status.st_size == 32 * 4096 and stat.S_IMODE(status.st_mode) == 0o600
+    assert status.st_size == 32 * 16384 and stat.S_IMODE(status.st_mode) == 0o600
     assert stat.S_IMODE((state / "penstock").stat().st_mode) == 0o700
 
 
@@ -170,6 +174,7 @@ def test_the_program_of_the_dead_is_named_without_its_arguments(name: str, tmp_p
         assert program.wait(120) == -signal.SIGKILL
         shm.clean()
         assert death_of(program.pid).program == named
+        assert death_of(program.pid).found_by_program and "/" not in death_of(program.pid).found_by_program
     assert b"secret" not in (tmp_path / "penstock" / "deaths").read_bytes()
 
 
@@ -189,12 +194,88 @@ def test_a_link_is_not_followed(name: str, state: Path) -> None:
     assert shm.deaths() == [] and (state / "other").read_bytes() == b"precious"
 
 
-def test_nonsense_in_the_file_is_read_within_its_bounds(name: str, state: Path) -> None:
-    (state / "penstock").mkdir()
-    (state / "penstock" / "deaths").write_bytes(os.urandom(32 * 4096 - 100))
-    found = shm.deaths()
-    assert len(found) <= 32 and all(len(death.members) <= 10 for death in found)
-    assert all(len(member.beginning) <= 64 for death in found for member in death.members)
-    pid = killed(name, "p = shm.publisher(f'shm:{name}')\n")
+def test_a_record_that_is_not_whole_is_left_out_and_the_first_to_be_written_over(name: str, state: Path) -> None:
+    pids = []
+    for _ in range(2):
+        pids.append(killed(name, "p = shm.publisher(f'shm:{name}')\n"))
+        shm.clean()
+    file = state / "penstock" / "deaths"
+    whole = file.read_bytes()
+    damaged = bytearray(whole)
+    for at in (0, 20, 36, 60, 104, 300, 5000, 16383):  # of the first record: each of its bytes is under the sum
+        damaged[:16384] = whole[:16384]
+        damaged[at] ^= 0x10
+        file.write_bytes(damaged)
+        found = death_file()
+        assert ([death.pid for death in found.deaths], found.damaged) == ([pids[1]], 1), at
+    pids.append(killed(name, "p = shm.publisher(f'shm:{name}')\n"))
     shm.clean()
-    assert pid in {death.pid for death in shm.deaths()}
+    found = death_file()
+    assert ([death.pid for death in found.deaths], found.damaged) == ([pids[2], pids[1]], 0)
+    for nonsense in (os.urandom(32 * 16384 - 100), b"\xff" * 32 * 4096):
+        file.write_bytes(nonsense)
+        assert shm.deaths() == [] and death_file().damaged
+
+
+def test_what_a_process_had_elsewhere_is_known_by_its_counters(name: str, tmp_path: Path) -> None:
+    pid = killed(
+        name,
+        f"""
+import penstock
+penstock_bus = penstock.publisher("bus:deaths")
+kept = penstock.subscriber("bus:deaths", depth=10)
+for _ in range(3):
+    penstock_bus.publish(b"x")
+kept.read()
+journal = penstock.publisher("journal:{tmp_path}/store#orders")
+journal.publish(b"12345")
+tcp = penstock.publisher("tcp://127.0.0.1:0")
+p = shm.publisher(f'shm:{{name}}')
+""",
+    )
+    for look in (shm.deaths, lambda: (_core.counters_read(), shm.clean(), shm.deaths())[-1]):  # before the sweep, after
+        (death,) = [death for death in look() if death.pid == pid]
+        members = {(member.room, member.kind, member.channel.rpartition("/")[2]): member for member in death.members}
+        assert len(members) == len(death.members)
+        assert members["bus", "publisher", "deaths"].messages == 3
+        assert (members["bus", "queue", "deaths"].messages, members["bus", "queue", "deaths"].unread) == (
+            1,
+            2,
+        )
+        journal = members["journal", "publisher", "store#orders"]
+        assert (journal.messages, journal.total_bytes) == (1, 5) and journal.joined_ns < death.found_ns
+        assert any(room == "tcp" for room, *_ in members) and ("shm", "publisher", name[1:]) in members
+
+
+def test_handles_elsewhere_leave_room_for_those_of_shared_memory(name: str) -> None:
+    pid = killed(
+        name,
+        """
+import penstock
+many = [penstock.publisher(f"bus:{n}") for n in range(40)]
+handles = [shm.publisher(f'shm:{name}/{n}') for n in range(10)]
+""",
+    )
+    _core.counters_read()
+    shm.clean()
+    death = death_of(pid)
+    assert sum(member.room == "shm" for member in death.members) == 10 and len(death.members) == 25
+    assert death.left_out >= 25
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "fifo", "no folder", "no home"])
+def test_why_nothing_can_be_written_is_known(kind: str, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = state / "penstock" / "deaths"
+    file.parent.mkdir()
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "link":
+        file.symlink_to(state / "other")
+    elif kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "no folder":
+        monkeypatch.setenv("XDG_STATE_HOME", "/proc/nothing")
+    else:
+        monkeypatch.delenv("XDG_STATE_HOME")
+        monkeypatch.delenv("HOME")
+    assert death_file().problem

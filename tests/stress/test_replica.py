@@ -46,7 +46,8 @@ def connect(cluster: Cluster) -> Iterator[Callable[[], Blocks]]:
 
 @pytest.mark.torture
 @pytest.mark.timeout(0)
-def test_faults_under_load(kills: int | None, seed: int, tmp_path: Path) -> None:
-    report = torture.run("replica", kills or 30, seed, tmp_path)
+@pytest.mark.parametrize("scenario", ["replica", "takeover"])
+def test_faults_under_load(scenario: str, kills: int | None, seed: int, tmp_path: Path) -> None:
+    report = torture.run(scenario, kills or 30, seed, tmp_path)
     print(report.text())
     assert report.whole, report.text()

@@ -14,7 +14,7 @@ from penstock import torture
 from penstock.torture import record, soak
 
 #: Those are tests/crash/test_spark_kill.py and tests/stress/test_replica.py.
-HERE = [name for name in torture.SCENARIOS if name not in ("spark", "replica")]
+HERE = [name for name in torture.SCENARIOS if name not in ("spark", "replica", "takeover")]
 
 
 @pytest.mark.torture

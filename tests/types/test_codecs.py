@@ -9,9 +9,12 @@ import datetime
 import enum
 import importlib.metadata
 import math
+import re
 import struct
 import subprocess
 import sys
+import weakref
+from collections.abc import Callable
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypedDict, TypeVar
 
 import msgspec
@@ -19,11 +22,13 @@ import numpy
 import pyarrow
 import pydantic
 import pytest
+import typing_extensions
 from google.protobuf import timestamp_pb2, wrappers_pb2
 
 import penstock
 from penstock import types
 from penstock.types import codec as codecs
+from penstock.types import first_difference
 
 
 class Temperature:
@@ -84,6 +89,51 @@ def test_a_codec_may_be_given_itself() -> None:
         types.plain(Pose, "xml")
 
 
+@pytest.mark.parametrize("given", ["text", None, 5])
+def test_a_codec_that_gives_no_bytes_is_told(given: Any) -> None:
+    wrong: types.Codec[Any] = types.Codec("Own", "own", {}, lambda value: given, lambda message: None)
+    with penstock.publisher("bus:types-own", type=wrong) as publisher:
+        for publish in (
+            lambda: publisher.publish(1), lambda: publisher.publish_many([1]),
+            lambda: asyncio.run(publisher.publish_async(1)),
+        ):  # fmt: skip
+            with pytest.raises(TypeError, match=f"encode of Own gives {type(given).__name__}, and bytes are wanted"):
+                publish()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"schema": None}, "has a name, an encoding and a dict as"), ({"schema": "float"}, "has a name, an encoding"),
+        ({"name": 5}, "has a name, an encoding"), ({"encoding": 5}, "has a name, an encoding"),
+        ({"schema": {"type": "object", "properties": {}}}, "one entry, its language, such as {'jsonschema': ...}"),
+        ({"schema": {"jsonschema": {"enum": {1, 2}}}}, "is no JSON"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_codec_whose_schema_cannot_travel_is_refused(given: dict[str, Any], told: str) -> None:
+    parts: dict[str, Any] = {"name": "Own", "encoding": "own", "schema": {}, **given}
+    with pytest.raises(penstock.InvalidArgument, match=re.escape(told)):
+        types.Codec(encode=bytes, decode=bytes, **parts).described()
+
+
+def test_what_is_no_type_is_told_what_is() -> None:
+    for kind, told in (
+        (Pose(1.0), "give the class itself: type=Pose"), (timestamp_pb2.Timestamp(), "give the class itself"),
+        (numpy.ndarray, "give the dtype"), (pyarrow.RecordBatch, "pyarrow.schema"), (pyarrow.Table, "pyarrow.schema"),
+        (pydantic.BaseModel, "cannot be described"), (Lost, "cannot be described: name 'Nowhere'"),
+        (pydantic.create_model("Held", f=(Callable[[int], int], ...)), "cannot be described: Cannot generate"),
+        (object, "has no codec"),
+    ):  # fmt: skip
+        with pytest.raises(penstock.InvalidArgument, match=told):
+            types.codec_of(kind)
+
+
+@dataclasses.dataclass
+class Lost:
+    at: Nowhere  # type: ignore[name-defined]  # noqa: F821
+
+
 def test_protobuf() -> None:
     with (
         penstock.subscriber("bus:proto", type=timestamp_pb2.Timestamp) as subscriber,
@@ -91,7 +141,7 @@ def test_protobuf() -> None:
     ):
         publisher.publish(timestamp_pb2.Timestamp(seconds=5, nanos=7))
         assert subscriber.receive(10).value == timestamp_pb2.Timestamp(seconds=5, nanos=7)
-        with pytest.raises(TypeError, match="publish takes a Timestamp here, not Int64Value"):
+        with pytest.raises(TypeError, match="a Timestamp is wanted here, not Int64Value"):
             publisher.publish(wrappers_pb2.Int64Value(value=1))
         schema = types.Schema.parse(subscriber.schema or "")
     assert schema.name == "google.protobuf.Timestamp" and schema.language == "protobuf"
@@ -112,7 +162,7 @@ def test_arrow() -> None:
         assert subscriber.receive(10).value.equals(batch)
         with pytest.raises(TypeError, match="the batch has columns"):
             publisher.publish(pyarrow.record_batch([pyarrow.array(["x"])], names=["b"]))
-        with pytest.raises(TypeError, match="publish takes a RecordBatch"):
+        with pytest.raises(TypeError, match="a RecordBatch is wanted here"):
             publisher.publish(b"x")
 
 
@@ -120,7 +170,7 @@ def test_numpy() -> None:
     codec = types.codec_of(numpy.float64)
     assert codec.decode(b"").shape == (0,)
     assert numpy.array_equal(codec.decode(bytes(codec.encode(numpy.arange(6.0)[::2]))), [0.0, 2.0, 4.0])
-    with pytest.raises(TypeError, match="publish takes an array of float64 here, not int64"):
+    with pytest.raises(TypeError, match="an array of float64 is wanted here, not int64"):
         codec.encode(numpy.arange(3))
     with pytest.raises(TypeError, match="not list"):
         codec.encode([1.0])
@@ -164,15 +214,88 @@ def test_attrs_and_new_types() -> None:
         types.codec_of(point).encode(point(object()))
 
 
-def test_a_pydantic_model_within_another_type_is_told_its_way() -> None:
-    class Order(pydantic.BaseModel):
-        number: int
+class Order(pydantic.BaseModel):
+    number: int
 
-    for kind in (list[Order], Order | None, dict[str, list[Order]]):
-        with pytest.raises(penstock.InvalidArgument, match=r"is given as pydantic.RootModel\["):
-            types.codec_of(kind)
-    codec = types.codec_of(pydantic.RootModel[list[Order]])
-    assert codec.decode(codec.encode(codec.decode(b'[{"number":1}]'))).root == [Order(number=1)]
+
+@dataclasses.dataclass
+class Delivery:
+    order: Order
+    at: datetime.datetime | None = None
+
+
+class Shelf(typing_extensions.TypedDict):
+    orders: list[Order]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "wrong", "place"),
+    [
+        (list[Order], [Order(number=1)], [Order(number=1), {"number": "2"}], "field '1.number': "),
+        (Order | None, Order(number=1), 5, ""),
+        (dict[str, list[Order]], {"a": [Order(number=1)]}, {"a": [5]}, "field 'a.0': "),
+        (Delivery, Delivery(Order(number=1)), Order(number=1), ""),
+        (Shelf, {"orders": [Order(number=1)]}, {"orders": [], "numbr": []}, None),
+        (pydantic.RootModel[list[Order]], pydantic.RootModel[list[Order]]([Order(number=1)]), [Order(number=1)], None),
+    ],
+    ids=str,
+)
+def test_what_holds_pydantic_models(kind: Any, value: Any, wrong: Any, place: str | None) -> None:
+    codec = types.codec_of(kind)
+    assert codec.decode(codec.encode(value)) == value
+    assert first_difference(codec.described(), codec.described()) is None and codec.described().checked()
+    if place is not None:
+        with pytest.raises(TypeError, match=rf" is wanted here: {place}Input should be "):
+            codec.encode(wrong)
+    with pytest.raises(ValueError, match="Input should be"):
+        codec.decode(b'"x"')
+
+
+def test_pydantic_models_are_json_alone() -> None:
+    with pytest.raises(penstock.InvalidArgument, match="pydantic models are written as JSON alone"):
+        types.plain(list[Order], "msgpack")
+
+
+class Count(msgspec.Struct):
+    n: int
+    more: list[int] = []
+
+
+class Bytes(pydantic.BaseModel):
+    name: str = ""
+    body: list[bytes] = []
+
+
+def test_a_value_that_cannot_be_written_is_told_by_its_field() -> None:
+    packed = types.plain(Count, "msgpack")
+    text, half = types.codec_of(str), "\ud800"
+    itself: dict[str, Any] = {}
+    itself["a"] = [itself]
+    for codec, value, told in (
+        (packed, Count(1 << 70), r"field 'n' cannot be written: .*2\*\*64"),
+        (packed, Count(1, [3, -1 << 70]), r"field 'more\[1\]' cannot be written: .*2\*\*64"),
+        (types.codec_of(Bytes), Bytes(body=[b"\xff"]), "field 'body' cannot be written: .*utf-8"),
+        (types.codec_of(list[Bytes]), [Bytes(body=[b"\xff"])], "it cannot be written: .*utf-8"),
+        (types.codec_of(dict), {"a": {"b": half}}, "field 'a.b' cannot be written: .*surrogates"),
+        (types.codec_of(dict[str, str]), {"a": half}, "field 'a' cannot be written: .*surrogates"),
+        (text, half, "it cannot be written: .*surrogates"),
+        (types.codec_of(dict), itself, "it cannot be written: it holds itself"),
+        (types.codec_of(dict[str, Any]), itself, "it cannot be written: it holds itself"),
+    ):
+        with pytest.raises(ValueError, match=f"^{told}"):
+            codec.encode(value)
+
+
+def test_a_value_that_cannot_be_written_is_not_held() -> None:
+    class Held(list[int]):
+        pass
+
+    value = Held([1 << 70])
+    gone = weakref.ref(value)
+    with contextlib.suppress(ValueError):
+        types.plain(list[int], "msgpack").encode(value)
+    del value
+    assert gone() is None
 
 
 def test_a_dtype_whose_fields_overlap_is_refused() -> None:
@@ -245,7 +368,7 @@ def test_what_json_has_no_number_for_is_refused(number: float) -> None:
         (float, number, "it"),
         (dict[str, float], {"a": number}, "field 'a'"),
     ):
-        with pytest.raises(ValueError, match=f"publish: {place} is -?(nan|inf), which JSON cannot hold"):
+        with pytest.raises(ValueError, match=f"^{place} is -?(nan|inf), which JSON cannot hold"):
             types.codec_of(kind).encode(value)
         packed: types.Codec[Any] = types.plain(kind, "msgpack")
         assert str(packed.decode(packed.encode(value))) == str(value)
@@ -302,7 +425,25 @@ def test_pydantic_reads_what_it_writes_or_is_refused() -> None:
     class Holds(pydantic.BaseModel):
         inner: list[Other]
 
-    for kind, field in ((Other, "a"), (LeftOut, "x"), (Computed, "double"), (Holds, "a")):
+    class Secret(pydantic.BaseModel):
+        key: pydantic.SecretStr
+
+    class Told(Secret):
+        @pydantic.field_serializer("key")
+        def _told(self, key: pydantic.SecretStr) -> str:
+            return key.get_secret_value()
+
+    class Text(pydantic.BaseModel):
+        inner: pydantic.Json[Any]
+
+    told = types.codec_of(Told)
+    for kind, value in ((Secret, Secret(key=pydantic.SecretStr("a"))), (list[Secret], [Secret(key=pydantic.SecretStr("a"))])):
+        with pytest.raises(ValueError, match="a secret is written as asterisks"):
+            types.codec_of(kind).encode(value)
+    assert told.decode(told.encode(Told(key=pydantic.SecretStr("a")))).key.get_secret_value() == "a"
+    for kind, field in (
+        (Other, "a"), (LeftOut, "x"), (Computed, "double"), (Holds, "a"), (Text, "inner"),
+    ):  # fmt: skip
         with pytest.raises(penstock.InvalidArgument, match=f"cannot read its own messages: it .* field '{field}'"):
             types.codec_of(kind)
 
@@ -318,10 +459,10 @@ def test_pydantic_says_which_field() -> None:
 
 def test_objects_whose_class_says_little_are_checked() -> None:
     for kind, value, told in (
-        (Reading, {"value": "high"}, r"publish takes a Reading here: Expected `float`, got `str` - at `\$.value`"),
+        (Reading, {"value": "high"}, r"a Reading is wanted here: Expected `float`, got `str` - at `\$.value`"),
         (Reading, {}, "missing required field `value`"),
         (Reading, {"value": None}, "Expected `float`, got `null`"),
-        (list[Pose], [1], r"publish takes a list\[Pose\] here: Expected `object`, got `int`"),
+        (list[Pose], [1], r"a list\[Pose\] is wanted here: Expected `object`, got `int`"),
         (tuple[int, str], (1, 2), "Expected `str`, got `int`"),
         (int, True, "Expected `int`, got `bool`"),
     ):
@@ -337,7 +478,9 @@ def test_numpys_numbers_are_numbers_and_strange_objects_are_named() -> None:
     codec = types.codec_of(Path)
     value = Path([Pose(numpy.float64(0.5)), Pose(numpy.float32(2.0))], numpy.int64(7))
     assert codec.decode(codec.encode(value)) == Path([Pose(0.5), Pose(2.0)], 7)
-    with pytest.raises(TypeError, match=r"publish takes a Path here: field 'poses\[1\].x' is an object"):
+    for kind, number in ((float, numpy.float32(0.5)), (int, numpy.int16(7)), (bool, numpy.bool_(True)), (float, 7)):
+        assert types.codec_of(kind).decode(types.codec_of(kind).encode(number)) == number
+    with pytest.raises(TypeError, match=r"a Path is wanted here: field 'poses\[1\].x' is an object"):
         codec.encode(Path([Pose(1.0), Pose(object())]))  # type: ignore[arg-type]
 
 
@@ -479,7 +622,7 @@ def test_a_name_stays_the_opaque_type_of_shared_memory() -> None:
         pytest.raises(penstock.RefusedError, match="carries type 'Pose', not 'str'"),
     ):
         penstock.subscriber("shm:/types-name2", type=str)
-    with pytest.raises(penstock.InvalidArgument, match="has no option 'type'"):
+    with pytest.raises(penstock.InvalidArgument, match="type='Pose' is a name, which shm alone compares"):
         penstock.publisher("bus:types-name", type="Pose")
 
 

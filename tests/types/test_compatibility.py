@@ -324,6 +324,64 @@ def test_zones_of_times_are_compared(kind: Any, encoding: str, optional: bool) -
         assert (told is None) == (reader is None or reader == writer), (writer, reader, told)
 
 
+def test_zones_of_times_are_compared_whoever_describes_them() -> None:
+    class Any_(pydantic.BaseModel):
+        at: datetime.datetime
+
+    class Aware(pydantic.BaseModel):
+        at: pydantic.AwareDatetime
+
+    class Naive(pydantic.BaseModel):
+        at: pydantic.NaiveDatetime
+
+    class Struct(msgspec.Struct):
+        at: Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+
+    schemas = [(codec_of(kind).described(), zone) for kind, zone in ((Any_, None), (Aware, True), (Naive, False), (Struct, True))]
+    for (writer, mine), (reader, theirs) in itertools.product(schemas, repeat=2):
+        told = first_difference(writer, reader)
+        assert (told is None) == (theirs is None or theirs == mine), (writer, reader, told)
+        assert told is None or "time zone" in told
+
+
+def test_a_field_is_compared_in_the_form_that_it_is_written_in() -> None:
+    def number(value: decimal.Decimal) -> float:
+        return float(value)
+
+    as_number = Annotated[decimal.Decimal, pydantic.PlainSerializer(number)]
+
+    class Price(pydantic.BaseModel):
+        total: decimal.Decimal
+        lines: list[decimal.Decimal] = []
+
+        @pydantic.computed_field  # type: ignore[prop-decorator]
+        @property
+        def twice(self) -> float:
+            return 2 * float(self.total)
+
+    class Later(Price):
+        paid: bool = False
+
+        @pydantic.computed_field  # type: ignore[prop-decorator]
+        @property
+        def twice(self) -> str:  # type: ignore[override]
+            return str(2 * self.total)
+
+    text = pydantic.create_model("Text", total=(str, ...))
+    plain = pydantic.create_model("Plain", total=(float, ...))
+    numbered = pydantic.create_model("Numbered", total=(as_number, ...))
+    read_twice = pydantic.create_model("Twice", twice=(float, 0.0))
+    pairs = {
+        (Price, Later): None, (Later, Price): None,  # what is computed is not read
+        (Price, text): None, (Price, plain): "'total'",  # written as a text
+        (numbered, plain): None, (numbered, text): "'total'", (numbered, Price): None, (plain, numbered): None,
+        (Price, read_twice): None, (Later, read_twice): "'twice'",
+    }  # fmt: skip
+    for (writer, reader), told in pairs.items():
+        found = first_difference(codec_of(writer).described(), codec_of(reader).described())
+        assert found is None if told is None else told in str(found), (writer, reader, found)
+
+
 def test_records_as_arrays_are_compared_by_name() -> None:
     class Pose(msgspec.Struct, array_like=True, tag=True):
         x: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import decimal
 import enum
 import json
 from typing import Any
@@ -19,8 +20,9 @@ import penstock
 from penstock import types
 from penstock.errors import InvalidArgument, ProtocolError
 from penstock.types import Schema
+from penstock.types.conformity import check_json
 from penstock.types.fields import Rows, Values, at, check_path, fitted, json_text, parse_path, reader_of
-from penstock.types.shape import Shape, arrow_type, json_schema, numeric_paths, shape_of
+from penstock.types.shape import ANY, Shape, arrow_type, json_schema, numeric_paths, shape_of
 
 
 class Color(enum.Enum):
@@ -167,6 +169,49 @@ def test_a_field_that_is_not_there_is_told_with_those_that_are() -> None:
     for wrong in ("at.z", "att", "at.x.deeper", "path.x"):
         with pytest.raises(InvalidArgument, match="Pose has no field"):
             check_path(travelled(Pose), wrong)
+
+
+def test_a_name_with_a_dot_is_told_how_it_is_written() -> None:
+    dotted = travelled(msgspec.defstruct("Dots", [("x", int)], rename={"x": "a.b"}))
+    check_path(dotted, '["a.b"]')
+    with pytest.raises(InvalidArgument, match=r"""did you mean \["a\.b"\]\?"""):
+        check_path(dotted, "a.b")
+
+
+class Branches(msgspec.Struct):
+    n: int
+    a: list[Branches] = []
+    b: dict[str, Branches] = {}
+    c: Branches | None = None
+
+
+def test_what_holds_itself_is_json_within() -> None:
+    kinds = {name: str(arrow_type(part)) for name, part in shape_of(travelled(Branches)).fields}
+    assert kinds == {"n": "int64", "a": "list<item: string>", "b": "map<string, string>", "c": "string"}
+    row = fitted(read(Branches, Branches(1, [Branches(2)])), shape_of(travelled(Branches)))
+    assert row["n"] == 1 and json.loads(row["a"][0])["n"] == 2
+    held = dict(shape_of(travelled(struct_pb2.ListValue)).fields)["values"].item
+    assert held is not None and dict(held.fields)["list_value"] == ANY and dict(held.fields)["bool_value"].kind == "bool"
+
+
+def test_a_column_has_what_a_model_writes() -> None:
+    class Price(pydantic.BaseModel):
+        total: decimal.Decimal
+        lines: list[decimal.Decimal] = []
+
+        @pydantic.computed_field  # type: ignore[prop-decorator]
+        @property
+        def twice(self) -> float:
+            return 2 * float(self.total)
+
+    value = Price(total=decimal.Decimal("1.50"), lines=[decimal.Decimal(2)])
+    shape = shape_of(travelled(Price))
+    assert fitted(read(Price, value), shape) == {"total": "1.50", "lines": ["2"], "twice": 3.0}
+    check_json(read(Price, value), travelled(Price).definition["jsonschema"])
+    with pytest.raises(ValueError, match="'twice'"):
+        check_json({"total": "1", "twice": "x"}, travelled(Price).definition["jsonschema"])
+    root = pydantic.RootModel[decimal.Decimal]
+    assert fitted(read(root, root(decimal.Decimal("1.5"))), shape_of(travelled(root))) == "1.5"
 
 
 def test_json_of_any_value() -> None:

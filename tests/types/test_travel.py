@@ -223,6 +223,21 @@ def test_recordings_and_mcap_files_have_the_schema(tmp_path: Path) -> None:
         assert list(subscriber.values(0)) == [Pose(1.0)] * 3
 
 
+def test_an_mcap_file_has_the_newest_type_of_each_topic_messages_or_not(tmp_path: Path) -> None:
+    run = f"journal:{tmp_path / 'run'}"
+    penstock.publisher(f"{run}#empty", type=Angle).close()
+    with penstock.publisher(f"{run}#pose", type=Pose) as publisher:
+        publisher.publish(Pose(1.0))
+    penstock.publisher(f"{run}#pose", type=PoseAndTime).close()
+    done = command("export", tmp_path / "run", "--to", "mcap", "-o", tmp_path / "run.mcap")
+    assert done.returncode == 0, done.stderr
+    done = command("import", tmp_path / "run.mcap", "-o", tmp_path / "again")
+    assert done.returncode == 0, done.stderr
+    found = read_schemas(tmp_path / "again")
+    versions = {topic: list(found.versions(topic).values()) for topic in found.topics}
+    assert versions == {"empty": [text(Angle)], "pose": [text(Pose), text(PoseAndTime)]}
+
+
 def test_what_is_played_says_what_it_is_made_of(tmp_path: Path) -> None:
     record(tmp_path / "run", pose=(Pose, Pose(1.0)))
     with penstock.subscriber("shm:/types-played", type=PoseAndTime, overflow="block") as subscriber:

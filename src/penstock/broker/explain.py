@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import address as addresses
 from penstock.errors import PenstockError, RefusedError, nearest
 from penstock.finding import Finding
-from penstock.quantities import iso_time
+from penstock.quantities import iso_time, number_of
 from penstock.topics import is_pattern
 
 if TYPE_CHECKING:
@@ -163,14 +163,16 @@ def _queue(topic: str, queue: dict[str, Any]) -> Iterator[Finding]:
     if topic and not any(matches(pattern, topic) or pattern == topic for pattern in queue["topics"]):
         yield Finding(f"{name} is bound to {', '.join(queue['topics'])}, which {topic!r} does not match")
     if queue.get("paused"):
-        yield Finding(f"{name} is paused, {queue['depth']} messages wait", "penstock queue resume, or on the page")
+        wait = number_of(queue["depth"], "message waits", "messages wait")
+        yield Finding(f"{name} is paused, {wait}", "penstock queue resume, or on the page")
     elif queue.get("state"):
         yield Finding(f"{name} says: {queue['state']}", _remedy(queue["state"]))
     elif queue["ready"] and not queue["consumers"]:
-        yield Finding(f"{name} has {queue['ready']} messages and no consumer")
+        yield Finding(f"{name} has {number_of(queue['ready'], 'message')} and no consumer")
     else:
-        counts = f"{queue['ready']} ready, {queue['in_flight']} unacknowledged, {queue['consumers']} consumers"
+        consumers = number_of(queue["consumers"], "consumer")
+        counts = f"{queue['ready']} ready, {queue['in_flight']} unacknowledged, {consumers}"
         yield Finding(f"{name}: {counts}", grave=False)
     if queue["dead_lettered"]:
         where = queue["dead_letter"] or queue["queue"] + ".dead"
-        yield Finding(f"{queue['dead_lettered']} messages of it went to {where}", grave=False)
+        yield Finding(f"{number_of(queue['dead_lettered'], 'message')} of it went to {where}", grave=False)

@@ -100,7 +100,8 @@ class Request:
             now = time.monotonic()
             if now >= self._looked + LOOK_S:  # checking whether a process is alive is a system call: not each time
                 self._looked = now
-                self._cancelled = self._server._lane.gone(self._way)
+                if self._server._lane.gone(self._way):  # never set back: a cancellation may just have been seen
+                    self._cancelled = True
         return self._cancelled or self._late or self._server.closed
 
     @property

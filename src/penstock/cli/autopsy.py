@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +10,12 @@ import typer
 
 from penstock.cli import exits, show
 from penstock.cli.target import live_addresses
-from penstock.errors import InvalidArgument
 from penstock.printable import printable
 from penstock.secrecy import without_secrets
-from penstock.system import process, state_directory, who
+from penstock.system import process, who
 
 if TYPE_CHECKING:
+    from penstock.observe.snapshot import Block
     from penstock.shm import DeadMember, Death
 
 app = typer.Typer()
@@ -28,62 +27,54 @@ def autopsy(
         str | None,
         typer.Argument(
             metavar="CHANNEL|PID",
-            help="A channel (shm:/camera, /camera) or a process; left out: all.",
+            help="An address or a part of one (shm:/camera, broker://host:4222/orders, cam), or a pid; left out: all.",
             show_default=False,
             autocompletion=live_addresses,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what is known of processes that died as members of shared-memory channels.
+    """Say what is known of processes that were killed with publishers, subscribers or other handles open.
 
-    Whoever finds a dead member of a channel writes down what it left before putting that right: its last message, what
-    it held or had reserved, how many messages it never read. The last 32 processes are kept, in a file of this user
-    (of mode 0600, in ~/.local/state/penstock or XDG_STATE_HOME). Code 1 where nothing is known.
+    Whoever finds a process dead writes down what it left before putting that right: in shared memory its last message,
+    what it held or had reserved, how many messages it never read; elsewhere what its counters say. The last 32
+    processes are kept, in a file of this user (of mode 0600, in ~/.local/state/penstock or XDG_STATE_HOME). Code 1
+    where nothing is known.
 
     Example: [green]penstock autopsy shm:/camera[/]
     """
-    from penstock.shm import deaths
+    from penstock.shm.deaths import death_file
 
-    if subject is not None and not subject.isdigit() and not subject.startswith(("shm:", "/")):
-        raise InvalidArgument(
-            f"{without_secrets(subject)!r} is neither a pid nor a channel of shared memory (shm:/NAME); what a killed "
-            "process did elsewhere is in the ledgers of its peers (penstock ls, penstock queue)"
-        )
-    found = [death for death in (_about(death, subject) for death in deaths()) if death is not None]
+    file = death_file()
+    found = [death for death in (_about(death, subject) for death in file.deaths) if death is not None]
     if as_json:
         show.print_json({"deaths": [_death_json(death) for death in found]})
     for death in found if not as_json else ():
         _print(death)
-    if problem := _cannot_write():
-        exits.told(problem)
+    if file.problem:
+        exits.told(
+            f"{file.path or 'no file of deaths'} cannot be written, so deaths are not written down: {file.problem}"
+        )
+    if file.damaged:
+        exits.told(f"{file.damaged} of 32 records of {file.path} are damaged or of another version, and left out")
     if not found:
         if not as_json:
-            exits.told(_nothing(subject))
+            exits.told(_nothing(subject, file.deaths))
         raise typer.Exit(exits.FAILED)
 
 
-def _cannot_write() -> str | None:
-    """Why what this user's programs find is not written down."""
-    folder = state_directory()
-    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return None
-    return f"{folder} cannot be written, so deaths are not written down: {there} " + (
-        "is a file" if not there.is_dir() else "belongs to somebody else or is read-only"
-    )
-
-
-def _nothing(subject: str | None) -> str:
+def _nothing(subject: str | None, deaths: list[Death]) -> str:
     if subject is not None and subject.isdigit() and process(int(subject)) is not None:
         return f"{who(int(subject))} is alive; penstock ls shows what it has open"
-    return f"nothing is known of a dead {_words(subject)}; the last 32 processes that died are kept"
+    not_kept = [f"{death.left_out} of pid {death.pid}" for death in deaths if death.left_out]
+    more = "" if subject is None or subject.isdigit() or not not_kept else f"; handles not kept: {', '.join(not_kept)}"
+    return f"nothing is known of a dead {_words(subject)}; the last 32 processes that died are kept{more}"
 
 
 def _words(subject: str | None) -> str:
     if subject is None:
         return "process"
-    return f"process {subject}" if subject.isdigit() else f"member of {printable(subject)}"
+    return f"process {subject}" if subject.isdigit() else f"member of {printable(without_secrets(subject))}"
 
 
 def _about(death: Death, subject: str | None) -> Death | None:
@@ -94,24 +85,53 @@ def _about(death: Death, subject: str | None) -> Death | None:
         return None
     from dataclasses import replace
 
-    wanted = subject.removeprefix("shm:").partition("?")[0]
-    members = tuple(member for member in death.members if member.channel == wanted)
+    from penstock.observe.snapshot import matching
+
+    wanted = f"shm:{subject}" if subject.startswith("/") else subject
+    members = tuple(member for member in death.members if matching([_block(member)], wanted))
     return replace(death, members=members) if members else None
 
 
+def _block(member: DeadMember) -> Block:
+    """The handle as ``penstock ls`` would have shown it."""
+    from penstock.observe.snapshot import Block
+
+    return Block(0, 0, 0, "", member.room, member.kind, member.channel, "", member.joined_ns, 0)
+
+
 def _print(death: Death) -> None:
-    program = f" ({printable(death.program)})" if death.program else ""
-    print(f"pid {death.pid}{program}, found dead at {_when(death.found_ns)} by {who(death.found_by)}")
+    dead, finder = _process(death.pid, death.program), _process(death.found_by, death.found_by_program)
+    print(f"{dead}, found dead at {_when(death.found_ns)} by {finder}")
     for member in death.members:
         print(f"  {printable(_line(member))}")
         if member.beginning:
             dots = "..." if member.last_size > len(member.beginning) else ""
             print(f"    {printable(member.beginning.decode(errors='backslashreplace'))}{dots}")
     if death.left_out:
-        print(f"  and {death.left_out} more members")
+        print(f"  and {death.left_out} more handles, which were not kept")
+
+
+def _process(pid: int, program: str) -> str:
+    return f"pid {pid}" + (f" ({printable(program)})" if program else "")
 
 
 def _line(member: DeadMember) -> str:
+    return _shm_line(member) if member.room == "shm" else _counters_line(member)
+
+
+def _counters_line(member: DeadMember) -> str:
+    """Of a handle that is not of shared memory: what its counters said."""
+    place = _block(member).place
+    verb = {"publisher": "published at ", "subscriber": "read from "}.get(member.kind, f"{member.kind} ")
+    parts = [f"{verb}{place}: {show.count_text(member.messages)}"]
+    if member.last_ns:
+        parts.append(f"the last at {_when(member.last_ns)}")
+    on_their_way = member.in_flight - member.unread
+    numbers = {"on their way": on_their_way, "waiting": member.unread, "dropped": member.dropped}
+    return ", ".join(parts) + "".join(f"; {words}: {number}" for words, number in numbers.items() if number > 0)
+
+
+def _shm_line(member: DeadMember) -> str:
     place = f"shm:{member.channel}" + (f" (virtual channel {member.vchan_id})" if member.vchan_id is not None else "")
     count = show.count_text(member.messages)
     if member.kind == "publisher":
@@ -133,6 +153,7 @@ def _death_json(death: Death) -> dict[str, Any]:
         "program": death.program,
         "found_ns": death.found_ns,
         "found_by": death.found_by,
+        "found_by_program": death.found_by_program,
         "left_out": death.left_out,
         "members": [_member_json(member) for member in death.members],
     }

@@ -103,7 +103,10 @@ def export(
         topics = {name for journal in journals for name in topic_names(journal, topic)}
         fields = Fields(described, () if to is Kind.MCAP else sorted(topics))
         with _beside(target) as file:
-            count = _mcap(chosen, file, described, fields) if to is Kind.MCAP else _WRITERS[to](chosen, file, fields)
+            if to is Kind.MCAP:
+                count = _mcap(chosen, file, described, fields, described.topics(topic))
+            else:
+                count = _WRITERS[to](chosen, file, fields)
     finally:
         for journal in journals:
             journal.close()
@@ -308,6 +311,8 @@ def _as_json(value: Any, shape: Shape) -> Any:
         return {key: _as_json(one, shape.item or ANY) for key, one in value}
     if shape.kind == "list":
         return [_as_json(one, shape.item or ANY) for one in value]
+    if shape.kind == "any":
+        return json.loads(value)  # as itself, not as a text
     return iso_text(value, shape) if shape.kind.startswith("timestamp") else value
 
 
@@ -360,7 +365,7 @@ def _chunks(
         yield read, rows
 
 
-def _mcap(chosen: Chosen, target: Path, schemas: Described, fields: Fields) -> int:
+def _mcap(chosen: Chosen, target: Path, schemas: Described, fields: Fields, topics: Iterable[str]) -> int:
     from mcap.writer import Writer
 
     count = 0
@@ -397,6 +402,14 @@ def _mcap(chosen: Chosen, target: Path, schemas: Described, fields: Fields) -> i
                 sequence=message.ordinal & 0xFFFFFFFF,
                 data=body,
             )
+        written = {(topic, text) for topic, _, text in channels}
+        for topic in topics:  # a type that no message has had yet is not lost
+            newest = schemas.newest(topic)
+            if newest is not None and (topic, newest.text) not in written:
+                writer.register_channel(
+                    topic=topic, message_encoding=newest.encoding, metadata={SCHEMA_KEY: newest.text},
+                    schema_id=writer.register_schema(**_mcap_schema(newest)),
+                )  # fmt: skip
         writer.finish()  # type: ignore[no-untyped-call]
     return count
 

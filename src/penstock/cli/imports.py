@@ -43,16 +43,19 @@ def import_(
     counts: dict[str, int] = {}
     channels: dict[str, int] = {}  # of each topic, the one of its last message
     said: dict[str, str] = {}
+    seen: set[int] = set()  # channels that have a message
     with file.open("rb") as stream, Journal(output) as journal:
         started = {"event": "started", "addresses": {}, "imported": file.name, "time_ns": time.time_ns()}
         journal.append(STORY, json.dumps(started).encode())
         pending: list[Any] = []
         size = 0
         try:
-            for schema, channel, message in make_reader(stream, validate_crcs=True).iter_messages():
+            reader = make_reader(stream, validate_crcs=True)
+            for schema, channel, message in reader.iter_messages():
                 topic = topic_for(channel.topic)
                 if channels.get(topic) != channel.id:  # each channel of a topic is a version of its schema
                     channels[topic] = channel.id
+                    seen.add(channel.id)
                     text = schema_text(schema, channel)
                     if text is not None and said.get(topic) != text:
                         said[topic] = text
@@ -67,10 +70,14 @@ def import_(
                 if len(pending) >= BATCH or size >= BATCH_BYTES:
                     journal.commit(pending)
                     pending, size = [], 0
+            journal.commit(pending)
+            summary = reader.get_summary()
+            for channel in summary.channels.values() if summary else ():
+                text = schema_text(summary.schemas.get(channel.schema_id), channel) if summary else None
+                if text is not None and channel.id not in seen:
+                    journal.declare_schema(topic_for(channel.topic), text)
         except McapError as error:
             raise CorruptionError(f"{file}: {error}", str(file)) from None
-        if pending:
-            journal.commit(pending)
         total = sum(counts.values())
         journal.append(STORY, json.dumps({"event": "ended", "messages": total, "topics": counts}).encode())
     if as_json:

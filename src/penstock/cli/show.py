@@ -15,6 +15,7 @@ from rich.cells import cell_len, set_cell_size
 
 from penstock.observe.latency import BOUNDS_NS
 from penstock.printable import printable
+from penstock.quantities import number_of
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -234,11 +235,6 @@ def _scaled(value: float, step: float) -> tuple[float, str]:
             return value, prefix
         value /= step
     raise AssertionError
-
-
-def number_of(count: int, one: str, many: str = "") -> str:
-    """``1 handle``, ``2 handles``."""
-    return f"{count_text(count)} {one if count == 1 else many or one + 's'}"
 
 
 def rate_text(messages_hz: float) -> str:

@@ -13,7 +13,7 @@ from penstock import topics
 from penstock.errors import CorruptionError
 from penstock.finding import Finding
 from penstock.printable import command
-from penstock.quantities import iso_time
+from penstock.quantities import iso_time, number_of
 
 __all__ = ["describe", "end_of", "explain", "publishing"]
 
@@ -44,7 +44,7 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
             )
         else:
             kept = sum(found.messages for found in info(directory).topics if topics.matches(topic, found.name))
-            yield Finding(f"{kept} messages of {topic} are kept there", grave=False)
+            yield Finding(f"it keeps {number_of(kept, 'message')} of {topic}", grave=False)
             yield Finding("a reader that begins with new messages does not see those", "--from 1", grave=False)
 
 

@@ -16,13 +16,13 @@ _LATENCY = 'sum by (le, room, name) (rate(penstock_latency_seconds_bucket{kind!=
 #: As on the page, what is handed to a program: not what a bus, a broker, a journal or a link passes on.
 _DELIVERED = (
     f'penstock_delivered_total{{kind=~"{"|".join(READERS)}|pipeline"}}',
-    'penstock_delivered_total{room="bus",kind="queue"}',
+    'penstock_delivered_total{room="bus",kind="queue",name!~"[0-9a-f]{12}/.*"}',  # those of a gateway's modules, below
     'penstock_delivered_total{kind="module",name!~".*:.*"}',
 )
 
 #: Title, unit of Grafana, and queries with their legends, in the order of the page.
 _PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
-    ("Published", "cps", (('sum by (room, name) (rate(penstock_matched_total{kind="publisher"}[1m]))', NAME),)),
+    ("Published", "cps", (('sum by (room, name) (rate(penstock_matched_total{kind=~"publisher|source"}[1m]))', NAME),)),
     ("Delivered", "cps", (
         (f"sum by (room, name) ({' or '.join(f'rate({counter}[1m])' for counter in _DELIVERED)})", NAME),
     )),
@@ -38,7 +38,7 @@ _PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     )),
     ("Waiting", "short", (("sum by (room, name) (penstock_depth{kind!=\"tail\"})", NAME),)),
     ("Lag", "short", (("sum by (room, name) (penstock_lag{kind!=\"tail\"})", NAME),)),
-    ("Bytes", "Bps", (('sum by (room, name) (rate(penstock_bytes_total{kind="publisher"}[1m]))', NAME),)),
+    ("Bytes", "Bps", (('sum by (room, name) (rate(penstock_bytes_total{kind=~"publisher|source"}[1m]))', NAME),)),
     ("Books that do not close", "short", (("penstock_alarms", "handles"),)),
 )  # fmt: skip
 

@@ -23,6 +23,7 @@ from penstock.observe.memory import TAIL, seen, tailing
 from penstock.observe.rates import PRODUCERS, READERS, flow
 from penstock.observe.snapshot import Block, Key, live, matching, named
 from penstock.printable import command, printable
+from penstock.quantities import number_of
 from penstock.types.fields import Values
 
 __all__ = ["Finding", "ended", "explain", "explain_filter"]
@@ -111,7 +112,7 @@ def _inside_findings(text: str, blocks: list[Block], watch_s: float) -> list[Fin
     found = list(_process_findings({b.pid for b in blocks if b.here}))
     for b in blocks:
         what = f"a {b.kind} inside process {b.pid} ({b.program})"
-        found.append(Finding(f"{text} is no address, but {what}: {flow(b)} messages up to now", grave=False))
+        found.append(Finding(f"{text} is no address, but {what}: {_messages(flow(b))} up to now", grave=False))
     found += _reader_findings(blocks, *_watch(blocks, watch_s), watch_s)
     return sorted(found, key=lambda finding: not finding.grave)
 
@@ -148,7 +149,7 @@ def _disk_findings(parts: addresses.Address) -> Iterator[Finding]:
 
     journal = f"journal:{directory}"
     if number := presence.count(Path(directory)):
-        text = "1 subscriber reads" if number == 1 else f"{number} subscribers read"
+        text = number_of(number, "subscriber reads", "subscribers read")
         yield Finding(f"{text} it from disk ({printable(journal)})", grave=False)
 
 
@@ -164,7 +165,7 @@ def _bridge_findings(parts: addresses.Address, everything: list[Block], passed: 
             continue
         above = next((f for f in _explain(source, 0.0, passed) if f.grave and not f.meant), None)
         if above is None:
-            found.append(Finding(f"{who} carried {flow(block)} messages up to now", grave=False))
+            found.append(Finding(f"{who} carried {_messages(flow(block))} up to now", grave=False))
         else:
             found.append(Finding(f"{who} gets nothing: {above.text}", command("why", source)))
     return found
@@ -197,9 +198,9 @@ def explain_filter(text: str, expression: str, seconds: float) -> Finding:
         return Finding(f"no message came within {seconds:g} s, whatever the filter")
     if not passed:
         return Finding(
-            f"the filter matches none of {seen} messages; one of them: {example}", f"look at {expression!r}"
+            f"the filter matches none of {_messages(seen)}; one of them: {example}", f"look at {expression!r}"
         )
-    return Finding(f"{passed} of {seen} messages pass the filter", grave=False)
+    return Finding(f"the filter lets {passed:,} of {_messages(seen)} pass", grave=False)
 
 
 def _count_passing(
@@ -226,11 +227,11 @@ def _publisher_findings(text: str, publishers: list[Block], scheme: str) -> Iter
         elif flow(block) == 0:
             yield Finding(f"{who} is open for {open_s:.0f} s and has published nothing")
         elif block.idle_s is not None and block.idle_s > QUIET_S:
-            yield Finding(f"{who} published {flow(block)} messages, the last one {block.idle_s:.0f} s ago")
+            yield Finding(f"{who} published {_messages(flow(block))}, the last one {block.idle_s:.0f} s ago")
         else:
-            yield Finding(f"{who} publishes: {flow(block)} messages up to now", grave=False)
+            yield Finding(f"{who} publishes: {_messages(flow(block))} up to now", grave=False)
         if block.lost:
-            yield Finding(f"{who} dropped {block.lost} messages: {_reasons(block)}")
+            yield Finding(f"{who} dropped {_messages(block.lost)}: {_reasons(block)}")
 
 
 def _call_findings(text: str, blocks: list[Block]) -> Iterator[Finding]:
@@ -245,19 +246,20 @@ def _call_findings(text: str, blocks: list[Block]) -> Iterator[Finding]:
         yield Finding(f"{who} {verb} {block.matched} times: {books}", grave=False)
         quiet_s = block.idle_s if block.idle_s is not None else (block.read_ns - block.opened_ns) / 1e9
         if under_way and quiet_s > QUIET_S:
-            yield Finding(f"{who} has {under_way} calls without an answer for {quiet_s:.0f} s")
+            yield Finding(f"{who} has {number_of(under_way, 'call')} without an answer for {quiet_s:.0f} s")
         if block.expired:
-            yield Finding(f"{block.expired} calls of {who} were over in time before they were answered", grave=False)
+            calls = number_of(block.expired, "call")
+            yield Finding(f"{calls} of {who} ran out of time before an answer came", grave=False)
         for reason, meaning in _CALL_ENDS.items():
             if count := block.dropped.get(reason):
-                yield Finding(f"{count} calls of {who} {meaning}", grave=False)
+                yield Finding(f"{number_of(count, 'call')} of {who} {meaning}", grave=False)
 
 
 _CALL_ENDS = {
-    "closed": "lost their other side",
+    "closed": "lost the other side",
     "error": "ended in an error of the function",
-    "refused": "were refused",
-    "filtered": "were cancelled",
+    "refused": "ended as refused",
+    "filtered": "ended as cancelled",
 }
 
 
@@ -294,6 +296,7 @@ def _reader_findings(
             yield Finding(f"{who} says: {block.state}")
         is_stalled = block.key in stalled
         quiet = _quiet_time(block, watch_s)
+        wait = number_of(block.waiting, "message waits", "messages wait")
         if told:
             pass
         elif is_stalled and block.depth and block.capacity and block.depth >= block.capacity and quiet_s > 1:
@@ -301,23 +304,23 @@ def _reader_findings(
             remedy = "read there" if block.room == "bus" else "release messages there"
             yield Finding(text, f"{remedy}, or end process {block.pid}")
         elif is_stalled and block.waiting:
-            yield Finding(f"{block.waiting} messages wait for {who}, which took none {quiet}")
+            yield Finding(f"{wait} for {who}, which took none {quiet}")
         elif block.waiting:
-            yield Finding(f"{who} reads, and {block.waiting} messages wait for it", grave=False)
+            yield Finding(f"{who} reads, and {wait} for it", grave=False)
         if block.without_consumer and (block.depth or block.lag):
-            yield Finding(f"the queue {block.name} has {block.depth or block.lag} messages and no consumer")
+            yield Finding(f"the queue {block.name} has {_messages(block.depth or block.lag)} and no consumer")
         if filtered := block.dropped.get("filtered"):
             if block.delivered:
-                yield Finding(f"{who} filtered out {filtered} of {block.matched} messages", grave=False)
+                yield Finding(f"{who} filtered out {filtered:,} of {_messages(block.matched)}", grave=False)
             else:
-                yield Finding(f"the filter of {who} matched none of {filtered} messages", "look at its filter")
+                yield Finding(f"the filter of {who} matched none of {_messages(filtered)}", "look at its filter")
         if block.lost:
             remedy = "read faster"
             if block.room == "shm":
                 remedy += ", give the channel more slots, or open both sides with reliable=True"
             grave = block.key in losing or (block.room == "shm" and not block.delivered)
             goes_on = f", and goes on to lose them ({losing[block.key]} by now)" if block.key in losing else ""
-            text = f"{who} lost {block.lost} messages: {_reasons(block)}{goes_on}"
+            text = f"{who} lost {_messages(block.lost)}: {_reasons(block)}{goes_on}"
             yield Finding(text, remedy if grave else "", grave=grave)
 
 
@@ -328,6 +331,10 @@ def _quiet_time(block: Block, watch_s: float) -> str:
     if block.idle_s is None:
         return f"since it was opened, {(block.read_ns - block.opened_ns) / 1e9 + watch_s:.0f} s ago"
     return f"for {block.idle_s + watch_s:.0f} s"
+
+
+def _messages(count: int) -> str:
+    return number_of(count, "message")
 
 
 def _reasons(block: Block) -> str:

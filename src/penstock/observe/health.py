@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from penstock.observe.memory import TAIL
 from penstock.observe.rates import PRODUCERS, Rate, flow
 from penstock.observe.snapshot import Block
+from penstock.quantities import number_of
 
 __all__ = ["Verdict", "ORDER", "judge"]
 
@@ -52,12 +53,12 @@ def judge(block: Block, rate: Rate, books_open_looks: int = 0) -> Verdict:
     for word, reason in _stuck(block, rate):
         found.setdefault(word, []).append(reason)
     if rate.dropped:
-        causes = ", ".join(f"{n} {reason}" for reason, n in sorted(rate.dropped.items()))
+        causes = ", ".join(f"{n:,} {reason}" for reason, n in sorted(rate.dropped.items()))
         found.setdefault("losing", []).append(f"lost since the last look: {causes}")
     if rate.errors:
-        found.setdefault("losing", []).append(f"{rate.errors} errors since the last look")
+        found.setdefault("losing", []).append(f"{number_of(rate.errors, 'error')} since the last look")
     if block.lag >= LATE_MESSAGES:
-        found.setdefault("late", []).append(f"{block.lag} messages behind the end")
+        found.setdefault("late", []).append(f"{number_of(block.lag, 'message')} behind the end")
     worst = next((word for word in ORDER if word in found), None)
     if worst is not None:
         return Verdict(worst, tuple(reason for known in ORDER for reason in found.get(known, ())))
@@ -82,7 +83,8 @@ def _stuck(block: Block, rate: Rate) -> list[tuple[str, str]]:
         standing = _standing(block)
         found += [("stuck", reason) for reason in standing]
         if block.lost and not standing:  # not green between the look that saw the loss and the one that calls it stuck
-            found.append(("losing", f"{block.lost} messages were lost, and none of {block.waiting} that wait is taken"))
+            lost = number_of(block.lost, "message was", "messages were")
+            found.append(("losing", f"{lost} lost, and none of {block.waiting:,} that wait is taken"))
     if block.capacity and block.depth >= block.capacity and rate.messages_hz == 0:
         found.append(("stuck", f"full: {block.depth} of {block.capacity}"))
     return found
@@ -94,12 +96,13 @@ def _standing(block: Block) -> list[str]:
     quiet_s = block.idle_s if block.idle_s is not None else open_s
     if quiet_s <= STUCK_S:
         return []
+    wait = number_of(block.waiting, "message waits", "messages wait")
     if block.without_consumer:
-        return [f"{block.waiting} messages wait and it has no consumer"]
+        return [f"{wait} and it has no consumer"]
     # A handle that has taken messages and records no time: since when nothing moves is not known.
     known = block.idle_s is not None or not flow(block)
     since = f"for {quiet_s:.0f} s" if known else "since the monitor began"
-    return [f"{block.waiting} messages wait and none was taken {since}"]
+    return [f"{wait} and none was taken {since}"]
 
 
 def books_open(block: Block) -> bool:

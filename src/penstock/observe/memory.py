@@ -5,7 +5,7 @@ last written is in the channel itself, which this module reads without joining i
 than the channel has slots has lost the difference, even if it has not noticed yet. For handles that
 do not count their peers, those open on this machine are counted. How far a reader of a journal is behind is the
 journal's frontier less its position. A tail is no reader of the program's: neither it nor what a broker keeps for it
-counts as one. Any thread.
+counts as one. A gateway's module that gets nothing and publishes is a source. Any thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.observe.snapshot import Block, Key, live
 if TYPE_CHECKING:
     from penstock.shm import Channel, Member
 
-__all__ = ["TAIL", "seen", "tailing", "with_journals", "with_memory", "with_peers", "without_tails"]
+__all__ = ["TAIL", "seen", "tailing", "with_journals", "with_memory", "with_peers", "with_sources", "without_tails"]
 
 #: The kind of a handle by which somebody looks at messages, and which is no part of the watched program.
 TAIL = "tail"
@@ -38,7 +38,7 @@ def seen() -> list[Block]:
         from penstock import shm
 
         blocks = with_memory(blocks, shm.channels())
-    return with_peers(without_tails(with_journals(blocks)))
+    return with_peers(without_tails(with_journals(with_sources(blocks))))
 
 
 @contextlib.contextmanager
@@ -70,6 +70,24 @@ def without_tails(blocks: list[Block]) -> list[Block]:
         return block
 
     return [joined(block) for block in blocks] if tails else blocks
+
+
+def with_sources(blocks: list[Block]) -> list[Block]:
+    """Make gateways' modules that publish, and whose queues never got a message, sources: they count what they publish.
+    An address that a gateway reads is none, since its subscriber counts."""
+    if not any(block.room == "gateway" for block in blocks):
+        return blocks
+    queues: dict[tuple[int, str], int] = {}
+    for block in blocks:
+        if block.inside_gateway and block.kind == "queue":
+            own = block.key[0], block.name.partition("/")[2]
+            queues[own] = queues.get(own, 0) + block.matched
+
+    def publishes(block: Block) -> bool:
+        is_module = (block.room, block.kind) == ("gateway", "module") and not block.address
+        return is_module and block.matched > 0 and queues.get((block.key[0], block.name)) == 0
+
+    return [replace(block, kind="source") if publishes(block) else block for block in blocks]
 
 
 def with_journals(blocks: list[Block]) -> list[Block]:

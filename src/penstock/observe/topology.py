@@ -179,7 +179,9 @@ def _choose(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge], chosen
     if len(nodes) <= MAX_NODES:
         return set(nodes)
     kept: set[str] = set()
-    for node in sorted(nodes.values(), key=lambda node: (_TROUBLE.get(node.health, 9), -node.rate_hz, node.id)):
+    order = sorted(nodes.values(), key=lambda node: (_TROUBLE.get(node.health, 9), -node.rate_hz, node.id))
+    # Idle boxes do not fill the space that is left, unless everything is idle.
+    for node in [node for node in order if node.health in _TROUBLE or node.rate_hz > 0] or order:
         together = {node.id, *around[node.id]}
         whole = together.union(*(around[id_] for id_ in together if nodes[id_].type == "channel"))
         if len(whole) <= MAX_NODES:
@@ -201,12 +203,12 @@ def _add_gateways(state: State, nodes: dict[str, _Node], edges: dict[tuple[str, 
     reached: set[tuple[int, str]] = set()
     for look in state.looks:
         block = look.block
-        if block.room != "gateway" or block.kind not in ("module", "link"):
+        if block.room != "gateway" or block.kind not in ("module", "source", "link"):
             continue
         used.add(block.key)
         if block.kind == "link" and block.name_cut:
             continue  # between which two modules is not known
-        if block.kind == "module":
+        if block.kind != "link":
             node = _link_end(block.name, block.pid, nodes)
             if node.type == "module":
                 node.add_handle(look)

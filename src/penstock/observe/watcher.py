@@ -201,24 +201,25 @@ def _samples(state: State, seconds: float) -> dict[str, float]:
 
 def _role(block: Block) -> str:
     """Whether its messages count as published at its place, as delivered there, or as neither: what only passes them on
-    (a link, a broker, a gateway's module that publishes to an address) would count them twice."""
-    if block.kind == "publisher":
+    (a link, a broker, a gateway's module that publishes to an address, its inner bus) would count them twice."""
+    if block.inside_gateway or block.kind == TAIL:
+        return ""
+    if block.kind in ("publisher", "source"):
         return "in"
     ends = block.kind in ("module", "pipeline") and not block.address
     return "out" if ends or reads(block) else ""
 
 
 def summary(state: State) -> dict[str, Any]:
-    """The totals of one look."""
+    """The totals of one look: what is published and delivered is the sum of the plots."""
     looks = [look for look in state.looks if look.block.kind != TAIL]
-    published = sum(look.rate.messages_hz for look in state.looks if look.block.kind == "publisher")
-    delivered = sum(look.rate.messages_hz for look in looks if reads(look.block))
+    published, delivered = ([look.rate for look in looks if _role(look.block) == role] for role in ("in", "out"))
     return {
         "handles": len(looks),
         "processes": len(state.processes),
-        "published_hz": published,
-        "delivered_hz": delivered,
-        "bytes_hz": sum(look.rate.bytes_hz for look in state.looks if look.block.kind == "publisher"),
+        "published_hz": sum(rate.messages_hz for rate in published),
+        "delivered_hz": sum(rate.messages_hz for rate in delivered),
+        "bytes_hz": sum(rate.bytes_hz for rate in published),
         "lost": sum(look.block.lost for look in looks),
         "alarms": len(state.alarms),
     }

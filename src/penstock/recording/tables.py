@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import DecodeError, InvalidArgument, PenstockError, nearest
 from penstock.recording.span import Span, located, reader, topic_names
 from penstock.recording.story import parts
+from penstock.topics import matches
 from penstock.types import Schema
 from penstock.types.shape import arrow_type
 from penstock.types.versions import Place, Versions, distinct, parse_versions
@@ -39,6 +40,11 @@ class Described:
         self._schemas = [journal.schemas for journal in journals]
         self._lines: dict[str, list[tuple[Place, Schema]]] = {}
         self._versions: dict[str, Versions | None] = {}
+
+    def topics(self, patterns: Sequence[str] | None) -> list[str]:
+        """The topics that are described, or those of them that were asked for, whether there is a message or not."""
+        names = {name for schemas in self._schemas for name in schemas.topics}
+        return sorted(n for n in names if patterns is None or any(matches(p, n) for p in patterns))
 
     def newest(self, topic: str) -> Schema | None:
         """In the last part that says it; None where nobody has, or what was said is damaged."""

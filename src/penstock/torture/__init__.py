@@ -19,7 +19,7 @@ from penstock.torture.report import Check, Report
 
 __all__ = ["SCENARIOS", "Check", "Report", "run", "runnable"]
 
-SCENARIOS = ("shm", "tcp", "journal", "disk", "broker", "replica", "gateway", "spark")
+SCENARIOS = ("shm", "tcp", "journal", "disk", "broker", "replica", "takeover", "gateway", "spark")
 
 
 def runnable() -> list[str]:
@@ -29,7 +29,7 @@ def runnable() -> list[str]:
     try:
         server_program()
     except InvalidArgument:
-        return [name for name in SCENARIOS if name != "replica"]
+        return [name for name in SCENARIOS if name not in ("replica", "takeover")]
     return list(SCENARIOS)
 
 

@@ -4,6 +4,7 @@ Faults: a node or the stream's leader is killed, all nodes are killed, a node is
 off), bits of a node's files are turned over, the broker is killed and finds its directory as it was, gone or damaged.
 nats-server drops what it cannot read, and when that node leads, the others drop it too (docs/rooms/replica.md): the
 broker puts it back from its directory. So after such a fault the directory is left alone until the stream is whole.
+``takeover`` has two brokers of one stream instead: the one that leads is killed or stopped, and the other goes on.
 Promises: every confirmed message is delivered to every queue, in order, and stands in the log exactly once; clients
 reconnect by themselves; the stream and the directory are the same log in the end.
 """
@@ -16,8 +17,10 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.errors import PenstockError
@@ -28,7 +31,7 @@ from penstock.replica.history import History
 from penstock.replica.refill import BOOT_NAME
 from penstock.torture import record
 from penstock.torture.broker import CONSUMERS, delivered, disordered_runs, keys_of, logged_bytes, publisher_log
-from penstock.torture.crew import Crew, Worker, grown, wait_until
+from penstock.torture.crew import Crew, grown, wait_until
 from penstock.torture.report import Report
 from penstock.torture.soak import free_port
 
@@ -42,14 +45,44 @@ FAULTS = (
 
 
 class Scene:
-    """The cluster, the broker and what may be done to them."""
+    """The cluster, the brokers and what may be done to them."""
 
-    def __init__(self, report: Report, cluster: Cluster, broker: Worker, chance: random.Random) -> None:
-        self.directory = report.directory / "broker"
+    def __init__(self, report: Report, cluster: Cluster, crew: Crew, chance: random.Random, brokers: int) -> None:
+        self.report = report
         self.cluster = cluster
-        self.broker = broker
         self.chance = chance
         self.blocks: JetStream = cluster.connect()
+        self.ports = [free_port() for _ in range(brokers)]
+        self.directories = [report.directory / f"broker{i}" for i in range(brokers)]
+        self.brokers = [crew.add_command(f"server{i}", self._command(i)) for i in range(brokers)]
+
+    def _command(self, i: int) -> list[str]:
+        command = [sys.executable, "-m", "penstock", "broker", str(self.directories[i]), str(self.ports[i])]
+        return [*command, "--store", self.cluster.address, *(["--standby"] if len(self.ports) > 1 else [])]
+
+    @property
+    def address(self) -> str:
+        return f"broker://{','.join(f'127.0.0.1:{port}' for port in self.ports)}/torture"
+
+    def leading(self) -> int:
+        """The broker that leads: the only one that listens."""
+        if len(self.ports) == 1:
+            return 0
+        found: list[int] = []
+
+        def one_listens() -> bool:  # one that was stopped listens for a moment longer
+            found.clear()
+            for i, port in enumerate(self.ports):
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+                    found.append(i)
+            return len(found) == 1
+
+        wait_until(one_listens, GOES_ON_S, "one broker leads")
+        return found[0]
+
+    def goes_on(self, fault: str, since: int) -> None:
+        """Wait until more has been confirmed than ``since``."""
+        wait_until(lambda: logged_bytes(self.report) > since, GOES_ON_S, f"publishing goes on after {fault}")
 
     def leader(self) -> Node:
         """Who leads the stream at the moment; any node where nobody says."""
@@ -80,14 +113,26 @@ class Scene:
         return True
 
     def strike(self, fault: str) -> None:
-        """Do it, and start again what was ended."""
-        if fault.startswith("broker"):
-            self.broker.kill()
+        """Do it, and start again what was ended; with several brokers once another one has gone on."""
+        if "broker" in fault:
+            i = self.leading()
+            broker = self.brokers[i]
+            if fault.startswith("stopped"):
+                broker.signal(signal.SIGSTOP)
+            else:
+                broker.kill()
+            time.sleep(0.1)  # what it had confirmed is written by then
+            since = logged_bytes(self.report)
             if fault == "broker without its directory":
-                shutil.rmtree(self.directory)
+                shutil.rmtree(self.directories[i])
             elif fault == "broker with a damaged directory":
-                self._damage()
-            self.broker.start()
+                self._damage(self.directories[i])
+            if len(self.brokers) > 1:
+                self.goes_on(fault, since)
+            if fault.startswith("stopped"):
+                broker.signal(signal.SIGCONT)
+            else:
+                broker.start()
             return
         nodes = [self.leader() if "leader" in fault else self.chance.choice(self.cluster.nodes)]
         nodes = self.cluster.nodes if fault == "all nodes" else nodes
@@ -107,10 +152,10 @@ class Scene:
             self.lead(nodes[0])
             wait_until(self.whole, GOES_ON_S, "the stream is whole again")
 
-    def _damage(self) -> None:
+    def _damage(self, directory: Path) -> None:
         """As after a power cut: nothing was synced, so anything may be missing."""
-        (self.directory / BOOT_NAME).unlink(missing_ok=True)
-        logs = sorted(self.directory.glob("*.log"))
+        (directory / BOOT_NAME).unlink(missing_ok=True)
+        logs = sorted(directory.glob("*.log"))
         self._flip(logs)
         if logs and self.chance.random() < 0.5:
             os.truncate(logs[-1], self.chance.randrange(logs[-1].stat().st_size + 1))
@@ -127,15 +172,12 @@ class Scene:
                 file.write(bytes([byte]))
 
 
-def run(report: Report, chance: random.Random) -> None:
-    port = free_port()
+def run(report: Report, chance: random.Random, faults: Sequence[str] = FAULTS, brokers: int = 1) -> None:
     pauses: dict[str, list[float]] = collections.defaultdict(list)
     with Cluster(report.directory / "nodes") as cluster, Crew(report.directory) as crew:
         cluster.connect().close()
-        place = str(report.directory / "broker")
-        command = [sys.executable, "-m", "penstock", "broker", place, str(port), "--store", cluster.address]
-        scene = Scene(report, cluster, crew.add_command("server", command), chance)
-        address = f"broker://127.0.0.1:{port}/torture"
+        scene = Scene(report, cluster, crew, chance, brokers)
+        address = scene.address
         consumers = [
             crew.add(
                 f"consumer{i}", "consume", address, "--options", {"queue": f"torture{i}", "timeout": GOES_ON_S},
@@ -155,11 +197,11 @@ def run(report: Report, chance: random.Random) -> None:
             wait_until(lambda log=log: grown(log, record.ENTRY.size), 60, f"{log.name} begins")  # type: ignore[misc]
         for _ in range(report.kills):
             time.sleep(chance.uniform(0, 0.5))
-            fault = chance.choice(FAULTS)
-            size, began = logged_bytes(report), time.monotonic()
+            fault = chance.choice(faults)
+            since, began = logged_bytes(report), time.monotonic()
             scene.strike(fault)
-            size = max(size, logged_bytes(report))
-            wait_until(lambda size=size: logged_bytes(report) > size, GOES_ON_S, f"publishing goes on after {fault}")  # type: ignore[misc]
+            if len(scene.brokers) == 1:
+                scene.goes_on(fault, max(since, logged_bytes(report)))
             pauses[fault].append(time.monotonic() - began)
         codes = [worker.end() for worker in publishers]
         confirmed = {key for i in range(PUBLISHERS) for key in keys_of(publisher_log(report, i))}
@@ -172,8 +214,9 @@ def run(report: Report, chance: random.Random) -> None:
             )
         except TimeoutError:
             caught_up = False
-        codes += [worker.end() for worker in consumers] + [scene.broker.end()]
-        here, there = _log(Path(place)), _refilled(report.directory / "other", cluster)
+        led = scene.leading()
+        codes += [worker.end() for worker in consumers] + [broker.end() for broker in scene.brokers]
+        here, there = _log(scene.directories[led]), _refilled(report.directory / "other", cluster)
         scene.blocks.close()
     report.check("all end when asked to", codes, all(code == 0 for code in codes))
     lost = sum(len(confirmed - delivered(report, i)) for i in range(CONSUMERS))

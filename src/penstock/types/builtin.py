@@ -4,11 +4,13 @@ who gives a pydantic model has pydantic."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import enum
 import functools
 import json
 import math
+import operator
 import sys
 import types
 import typing
@@ -17,6 +19,7 @@ from typing import Annotated, Any, TypeVar
 
 from penstock.errors import InvalidArgument
 from penstock.types.codec import ArrayDraft, Codec
+from penstock.types.compatibility import spoken
 from penstock.types.schema import MAX_NAME_BYTES
 
 T = TypeVar("T")
@@ -50,11 +53,15 @@ def _refuse(kind: Any, value: Any) -> TypeError:
     wanted, given = name_of(kind), type(value).__name__
     if wanted == given:
         given = f"an object of another class {type(value).__module__}.{type(value).__qualname__}"
-    return TypeError(f"publish takes {_article(wanted)} here, not {given}")
+    return TypeError(f"{_article(wanted)} is wanted here, not {given}")
 
 
 def _article(name: str) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+# What an encoder raises of a value that it cannot write.
+_UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 # --- bytes, str and dict
@@ -69,7 +76,10 @@ def _encode_bytes(value: bytes) -> bytes:
 def _encode_str(value: str) -> bytes:
     if not isinstance(value, str):
         raise _refuse(str, value)
-    return value.encode()
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise _unwritable(str, str.encode, value, error) from None
 
 
 def _decode_str(message: Any) -> str:
@@ -80,16 +90,16 @@ def _encode_dict(value: dict[str, Any]) -> bytes:
     if not isinstance(value, dict):
         raise _refuse(dict, value)
     try:
-        return _dump(value).encode()
-    except TypeError as error:
-        raise TypeError(f"publish takes a dict here: {_unencodable(_dump, value, error)}") from None
-    except ValueError as error:
-        place = _not_finite(value)
-        raise ValueError(f"publish: {place}, which JSON cannot hold" if place else f"publish: {error}") from None
+        return _dump(value)
+    except _UNWRITABLE as error:
+        raise _unwritable(dict, _dump, value, error) from None
 
 
-def _dump(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_scalar)
+def _dump(value: Any) -> bytes:
+    text = json.dumps(
+        value, separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False, default=_scalar
+    )
+    return text.encode()
 
 
 def _decode_dict(message: Any) -> dict[str, Any]:
@@ -106,7 +116,7 @@ _PLAIN |= {"datetime": ("datetime", "date", "time", "timedelta"), "decimal": ("D
 
 
 def _is_plain(kind: Any) -> bool:
-    if typing.get_origin(kind) is not None or typing.is_typeddict(kind) or kind is Any:
+    if typing.get_origin(kind) is not None or _is_typed_dict(kind) or kind is Any:
         return True
     if type(kind).__name__ in ("NewType", "TypeAliasType"):
         return True
@@ -125,6 +135,11 @@ def _vouches(kind: Any) -> bool:
         dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")
         or (struct is not None and issubclass(kind, struct))
     )  # fmt: skip
+
+
+def _is_typed_dict(kind: Any) -> bool:
+    """Of ``typing`` or ``typing_extensions``."""
+    return isinstance(kind, type) and issubclass(kind, dict) and hasattr(kind, "__total__")
 
 
 def _is_named_tuple(kind: type) -> bool:
@@ -153,10 +168,12 @@ def plain(kind: Any, encoding: str = "json", *, check: bool | None = None) -> Co
     try:
         found = _Description(kind)
         decode: Callable[[Any], Any] = room.Decoder(kind).decode
-    except TypeError as error:
+    except (TypeError, NameError) as error:
         why = str(error).splitlines()[-1]  # those before it are msgspec's own advice
         if any(map(_is_pydantic, _within(kind))):
-            why = f"a pydantic model within another type is given as pydantic.RootModel[{name_of(kind)}]"
+            if encoding == "json":
+                return _pydantic(kind)
+            why = "pydantic models are written as JSON alone"
         raise InvalidArgument(f"type={kind!r} cannot be described: {why}") from None
     encode = room.Encoder(enc_hook=_scalar).encode
     choices = typing.get_args(kind) if _is_union(kind) else (kind,)
@@ -173,24 +190,22 @@ def plain(kind: Any, encoding: str = "json", *, check: bool | None = None) -> Co
         if type(value) is simple:
             try:
                 return encode(value)  # type: ignore[no-any-return]
-            except TypeError:
+            except _UNWRITABLE:
                 pass  # told below
         if not anything and not isinstance(value, wanted):
             raise _refuse(kind, value)
         try:
             encoded: bytes = encode(value)
-        except TypeError as error:
-            raise TypeError(
-                f"publish takes {_article(name_of(kind))} here: {_unencodable(encode, value, error)}"
-            ) from None
+        except _UNWRITABLE as error:
+            raise _unwritable(kind, encode, value, error) from None
         # msgspec writes null for what JSON has no number for.
         if loses_nan and b"null" in encoded and (place := _not_finite(msgspec.to_builtins(value, enc_hook=_scalar))):
-            raise ValueError(f"publish: {place}, which JSON cannot hold; penstock.types.plain(..., 'msgpack') can")
+            raise ValueError(f"{place}, which JSON cannot hold; penstock.types.plain(..., 'msgpack') can")
         if check:
             try:
                 decode(encoded)
             except msgspec.ValidationError as error:
-                raise TypeError(f"publish takes {_article(name_of(kind))} here: {error}") from None
+                raise TypeError(f"{_article(name_of(kind))} is wanted here: {error}") from None
         return encoded
 
     return Codec(name_of(kind), encoding, {"jsonschema": found.schema}, checked, decode)
@@ -217,21 +232,30 @@ def _is_union(kind: Any) -> bool:
 
 
 def _within(kind: Any) -> Iterator[Any]:
-    """The types that it is made of, all the way down."""
-    for part in typing.get_args(kind):
-        yield part
-        yield from _within(part)
+    """The type itself and those that it is made of, all the way down."""
+    yield kind
+    waiting, seen = [kind], [kind]
+    while waiting:
+        one = waiting.pop()
+        parts = list(typing.get_args(one))
+        if _is_typed_dict(one) or _vouches(one) or (isinstance(one, type) and _is_named_tuple(one)):
+            with contextlib.suppress(NameError, TypeError):  # a name that is not there to be looked up
+                parts += typing.get_type_hints(typing.get_origin(one) or one).values()
+        new = [part for part in parts if part not in seen]
+        seen += new
+        waiting += new
+        yield from new
 
 
 def _class_of(kind: Any) -> Any:
     """What an object of that type is an instance of, or None where isinstance cannot say it."""
-    if typing.is_typeddict(kind):
+    if _is_typed_dict(kind):
         return dict
     if typing.get_origin(kind) is Annotated:
         return _class_of(typing.get_args(kind)[0])
     kind = typing.get_origin(kind) or kind
-    if kind is float:
-        return (float, int)
+    if kind in (int, float, bool):
+        return None  # numpy's are as good
     return kind if isinstance(kind, type) and kind is not Any else None
 
 
@@ -255,18 +279,27 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", getattr(value, name)) for name in getattr(value, "__struct_fields__", names))
 
 
-def _unencodable(encode: Callable[[Any], object], value: Any, error: Exception) -> str:
-    """The field that an encoder does not take."""
+def _unwritable(kind: Any, encode: Callable[[Any], object], value: Any, error: Exception) -> Exception:
+    """What an encoder cannot write, by its field: ``TypeError`` for a kind of object, ``ValueError`` for a value."""
     path, going = "", True
-    while going:
+    while going and not isinstance(error, RecursionError):
         going = False
         for place, part in _parts(value):
             try:
                 encode(part)
-            except TypeError:
+            except _UNWRITABLE as inner:
+                error = inner.with_traceback(None)  # it would hold this frame, and with it the value
                 path, value, going = path + place, part, True
                 break
-    return f"field {path.lstrip('.')!r} is {_article(type(value).__name__)}" if path else str(error)
+    where = f"field {path.lstrip('.')!r}" if path else "it"
+    if isinstance(error, TypeError):
+        told = f"{where} is {_article(type(value).__name__)}" if path else str(error)
+        return TypeError(f"{_article(name_of(kind))} is wanted here: {told}")
+    if isinstance(error, RecursionError):
+        return ValueError(f"{where} cannot be written: it holds itself, or too many levels")
+    if isinstance(value, float):
+        return ValueError(f"{where} is {value}, which JSON cannot hold")
+    return ValueError(f"{where} cannot be written: {error}")
 
 
 def _not_finite(value: Any, path: str = "") -> str | None:
@@ -378,35 +411,88 @@ def _is_pydantic(kind: Any) -> bool:
 
 
 def _pydantic(kind: Any) -> Codec[Any]:
+    """Of a model by its own methods, of what holds models by an adapter."""
     import pydantic
 
-    by_alias = kind.model_config.get("validate_by_alias") is not False  # written as it is read
-    schema = kind.model_json_schema(by_alias=by_alias, schema_generator=_pydantic_generator())
-    _check_round_trip(kind.__name__, kind.model_json_schema(by_alias=by_alias, mode="serialization"), schema)
+    by_alias = True
+    dump: Callable[[Any], Any]
+    builtins_of: Callable[[Any], Any]
+    try:
+        if _is_pydantic(kind):
+            by_alias = kind.model_config.get("validate_by_alias") is not False  # written as it is read
+            describe, load = kind.model_json_schema, kind.model_validate_json
+            builtins_of = operator.methodcaller("model_dump", by_alias=by_alias, warnings=False)
+            dump = operator.methodcaller("model_dump_json", by_alias=by_alias)
+        else:
+            adapter = pydantic.TypeAdapter(kind)
+            describe, load = adapter.json_schema, adapter.validate_json
+            builtins_of, dump = (
+                functools.partial(function, by_alias=True, warnings=False)
+                for function in (adapter.dump_python, adapter.dump_json)
+            )
+        read, written = (
+            describe(by_alias=by_alias, schema_generator=_pydantic_generator(), mode=mode)
+            for mode in ("validation", "serialization")
+        )
+    except (pydantic.PydanticUserError, pydantic.PydanticUndefinedAnnotation, AttributeError) as error:
+        raise InvalidArgument(f"type={kind!r} cannot be described: {str(error).splitlines()[0]}") from None
+    _check_round_trip(name_of(kind), written, read)
+    _mark_written(written, read)
+    has_secrets = '"format": "password"' in json.dumps(written)
+
+    def check(value: Any) -> None:
+        if _is_pydantic(kind):
+            if not isinstance(value, kind):
+                raise _refuse(kind, value)
+            return
+        try:
+            adapter.validate_python(value, strict=True)
+        except pydantic.ValidationError as error:
+            raise TypeError(f"{_article(name_of(kind))} is wanted here: {_first_error(error)}") from None
 
     def encode(value: Any) -> bytes:
-        if not isinstance(value, kind):
-            raise _refuse(kind, value)
-        text: str = value.model_dump_json(by_alias=by_alias)
+        check(value)
+        try:
+            text = dump(value)
+        except ValueError as error:
+            raise ValueError(f"{_unwritable_field(value, by_alias)} cannot be written: {error}") from None
+        encoded: bytes = text.encode() if isinstance(text, str) else text
+        if has_secrets and b'"**********"' in encoded:
+            raise ValueError("a secret is written as asterisks, which nobody can read: its field needs a serializer")
         # pydantic writes null for what JSON has no number for, unless the model says otherwise.
-        if "null" in text and (place := _not_finite(value.model_dump(by_alias=by_alias, warnings=False))):
-            raise ValueError(f"publish: {place}, which JSON cannot hold; ser_json_inf_nan of the model's config can")
-        return text.encode()
+        if b"null" in encoded and (place := _not_finite(builtins_of(value))):
+            raise ValueError(f"{place}, which JSON cannot hold; ser_json_inf_nan of the model's config can")
+        return encoded
 
     def decode(message: Any) -> Any:
         try:
-            return kind.model_validate_json(bytes(message))
+            return load(bytes(message))
         except pydantic.ValidationError as error:
-            first, *others = error.errors(include_url=False, include_context=False, include_input=False)
-            where = ".".join(map(str, first["loc"]))
-            more = f" (and {len(others)} more)" if others else ""
-            raise ValueError(f"{f'field {where!r}: ' if where else ''}{first['msg']}{more}") from error
+            raise ValueError(_first_error(error)) from error
 
-    return Codec(kind.__name__, "json", {"jsonschema": schema}, encode, decode)
+    return Codec(name_of(kind), "json", {"jsonschema": read}, encode, decode)
+
+
+def _first_error(errors: Any) -> str:
+    """Of a ``pydantic.ValidationError``, with its field."""
+    first, *others = errors.errors(include_url=False, include_context=False, include_input=False)
+    where = ".".join(map(str, first["loc"]))
+    more = f" (and {len(others)} more)" if others else ""
+    return f"{f'field {where!r}: ' if where else ''}{first['msg']}{more}"
+
+
+def _unwritable_field(value: Any, by_alias: bool) -> str:
+    """The first field that a model cannot write, in words; those within it are not looked at."""
+    for name in getattr(type(value), "model_fields", ()):
+        try:
+            value.model_dump_json(include={name}, by_alias=by_alias)
+        except ValueError:
+            return f"field {name!r}"
+    return "it"
 
 
 def _pydantic_generator() -> Any:
-    """pydantic's own, which says what the keys of a map are too."""
+    """pydantic's own, which also says what the keys of a map are, and whether a time must have a zone."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Generator(GenerateJsonSchema):
@@ -418,15 +504,24 @@ def _pydantic_generator() -> Any:
             more = {} if keys["type"] in ("any", "str") else {"x-keys": said}
             return {**super().dict_schema(schema), **more}
 
+        def datetime_schema(self, schema: Any) -> Any:
+            return {**super().datetime_schema(schema), **_zone(schema)}
+
+        def time_schema(self, schema: Any) -> Any:
+            return {**super().time_schema(schema), **_zone(schema)}
+
     return Generator
 
 
+def _zone(schema: Any) -> dict[str, bool]:
+    zone = schema.get("tz_constraint")
+    return {} if zone is None else {"x-zone": zone != "naive"}
+
+
 def _check_round_trip(name: str, written: dict[str, Any], read: dict[str, Any]) -> None:
-    """Refuses a model that does not read the fields that it writes: one of another alias, or left out."""
-    pairs = [(written, read)]
-    names = read.get("$defs", {})
-    pairs += [(node, names[key]) for key, node in written.get("$defs", {}).items() if key in names]
-    for mine, theirs in pairs:
+    """Refuses a model that does not read the fields that it writes: one of another alias, left out, or in a form that
+    cannot be read."""
+    for mine, theirs in _records(written, read):
         fields = mine.get("properties", {})
         known = theirs.get("properties", {})
         missing = [one for one in theirs.get("required", ()) if one not in fields]
@@ -434,6 +529,30 @@ def _check_round_trip(name: str, written: dict[str, Any], read: dict[str, Any]) 
         for field in (*missing, *strange):
             what = "needs and does not write" if field in missing else "writes and does not read"
             raise InvalidArgument(f"type={name} cannot read its own messages: it {what} field {field!r}")
+        for field, node in fields.items():
+            if "contentSchema" in known.get(field, {}) and "contentSchema" not in node:
+                what = f"reads field {field!r} as a text of JSON and writes what is in it"
+                raise InvalidArgument(f"type={name} cannot read its own messages: it {what}")
+
+
+def _mark_written(written: dict[str, Any], read: dict[str, Any]) -> None:
+    """Says of the fields that are written in another form than they are asked for, or only written, which form that is
+    (``x-written``): a Decimal is read as a number or a text and written as a text, a computed field is not read."""
+    for mine, theirs in _records(written, read):
+        known = theirs.get("properties", {})
+        for name, node in mine.get("properties", {}).items():
+            if node != known.get(name) and spoken(node):
+                known[name] = {**known.get(name, {}), "x-written": node}
+    if "properties" not in written and (form := spoken(written)) not in ({}, spoken(read)):
+        read["x-written"] = form
+    for name, node in written.get("$defs", {}).items():
+        read.setdefault("$defs", {}).setdefault(name, node)
+
+
+def _records(written: dict[str, Any], read: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What is written and what is read of each class of a model."""
+    names = read.get("$defs", {})
+    return [(written, read), *((node, names[key]) for key, node in written.get("$defs", {}).items() if key in names)]
 
 
 # --- protobuf
@@ -536,7 +655,7 @@ def _numpy(kind: Any) -> Codec[Any]:
     def encode(value: Any) -> Any:
         if not isinstance(value, arrays) or value.dtype != dtype:
             given = value.dtype if isinstance(value, arrays) else type(value).__name__
-            raise TypeError(f"publish takes an array of {dtype} here, not {given}")
+            raise TypeError(f"an array of {dtype} is wanted here, not {given}")
         # numpy describes the fields of a record at each export of its buffer: for few bytes a copy costs less.
         return value.tobytes() if value.nbytes <= COPIED_BYTES else numpy.ascontiguousarray(value)
 

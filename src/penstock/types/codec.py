@@ -122,11 +122,25 @@ def codec_of(kind: Any) -> Codec[Any]:
             if not isinstance(found, Codec):
                 raise TypeError(f"{maker!r} gave {found!r} for {kind!r}, which is no Codec")
             return found
+    if isinstance(kind, str):
+        raise InvalidArgument(f"type={kind!r} is a name, which shm alone compares: give the class itself")
+    if not isinstance(kind, type) and make(type(kind)) is not None:
+        name = type(kind).__name__
+        raise InvalidArgument(f"type= is an object of class {name}; give the class itself: type={name}")
+    if (hint := _INSTEAD.get(f"{kind.__module__}.{kind.__name__}" if isinstance(kind, type) else "")) is not None:
+        raise InvalidArgument(f"type={kind.__name__} does not say what is in it; {hint}")
     raise InvalidArgument(
         f"type={kind!r} has no codec: a msgspec.Struct, dataclass, TypedDict, pydantic model, protobuf message, numpy "
         "dtype, pyarrow schema, str, bytes, dict, int, float, bool, Enum, datetime, a tuple, list or union of such, or "
         "a penstock.types.Codec is wanted (penstock.types.add makes others known)"
     )
+
+
+_INSTEAD = {
+    "numpy.ndarray": "give the dtype of its items, such as numpy.dtype('f8'), or penstock.Image",
+    "pyarrow.lib.RecordBatch": "give its pyarrow.schema",
+    "pyarrow.lib.Table": "give its pyarrow.schema and publish its batches",
+}
 
 
 def _entry_points() -> list[Maker]:

@@ -16,10 +16,11 @@ MAX_STEPS = 20_000  # of one comparison: choices within choices multiply
 MAX_DEPTH = 64  # of types within types; a type that holds itself is compared once
 # Words of JSON Schema that a message does not depend on.
 _SILENT = {"title", "description", "default", "examples", "deprecated", "$comment", "$defs", "$schema", "readOnly"}
-_SILENT |= {"writeOnly", "discriminator"}
+_SILENT |= {"writeOnly", "discriminator", "x-written"}
 _STRUCTURE = {"type", "properties", "required", "additionalProperties", "items", "prefixItems", "enum", "const"}
 _STRUCTURE |= {"$ref", "anyOf", "oneOf", "allOf", "x-fields"}
 _ANYTHING: Mapping[str, Any] = {}
+_ZONES = {True: "with a time zone", False: "without a time zone", None: "with or without a time zone"}
 
 
 def first_difference(writer: Schema, reader: Schema) -> str | None:
@@ -87,9 +88,9 @@ class _Comparison:
         self._steps += 1
         if self._steps > MAX_STEPS:
             raise ValueError(f"more than {MAX_STEPS} steps to compare them")
-        mine, theirs = self._writer.follow(writer), self._reader.follow(reader)
+        mine, theirs = self._writer.follow(_written(writer, reader)), self._reader.follow(reader)
         pair = (id(mine), id(theirs))
-        if pair in self._open or _spoken(theirs) == {}:
+        if pair in self._open or spoken(theirs) == {}:
             return
         if len(self._open) >= MAX_DEPTH:
             raise ValueError(f"more than {MAX_DEPTH} types within types")
@@ -168,7 +169,14 @@ class _Comparison:
                 yield from self.node(others, rest, f"{path}[]")
 
 
-def _spoken(node: Mapping[str, Any]) -> dict[str, Any]:
+def _written(writer: Any, reader: Any) -> Any:
+    """The form that a field is written in. Where the reader writes it so too, it reads what it writes."""
+    form = writer.get("x-written") if isinstance(writer, Mapping) else None
+    same = form is None or (isinstance(reader, Mapping) and reader.get("x-written") == form)
+    return writer if same else form
+
+
+def spoken(node: Mapping[str, Any]) -> dict[str, Any]:
     """What of it a message depends on."""
     return {word: value for word, value in node.items() if word not in _SILENT}
 
@@ -218,11 +226,14 @@ def _constraints(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str, 
             continue
         if word == "maxItems" and mine.get("maxItems", value + 1) <= value:
             continue
+        if word == "x-zone":
+            yield f"{_place(path)} is read {_ZONES[value]}, and written {_ZONES[mine.get(word)]}"
+            continue
         yield f"{_place(path)} is read with {word} {value!r}, and written with {mine.get(word, 'none')!r}"
 
 
 def _is_any_object(node: Mapping[str, Any]) -> bool:
-    return {"additionalProperties": True, **_spoken(node)} == {"additionalProperties": True, "type": "object"}
+    return {"additionalProperties": True, **spoken(node)} == {"additionalProperties": True, "type": "object"}
 
 
 def _said(node: Mapping[str, Any]) -> str:

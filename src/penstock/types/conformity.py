@@ -29,6 +29,7 @@ def _misfit(value: Any, node: Any, names: Mapping[str, Any], path: str, depth: i
     """What is wrong, in words; empty where nothing is."""
     if not isinstance(node, dict) or depth > MAX_DEPTH:
         return ""
+    node = node.get("x-written", node)
     if "$ref" in node:
         return _misfit(value, names.get(str(node["$ref"]).rpartition("/")[2]), names, path, depth + 1)
     for part in node.get("allOf", ()):

@@ -317,7 +317,9 @@ def check_path(schema: Schema, path: str | Sequence[Step]) -> None:
         elif isinstance(step, str) and shape.kind == "struct":
             known = dict(shape.fields)
             if step not in known:
-                raise InvalidArgument(f"{schema.name} has no field {step!r}; {nearest(step, list(known))}")
+                dotted = next((name for name in known if name.startswith(f"{step}.")), None)
+                hint = f'did you mean ["{dotted}"]? Its name has a dot' if dotted else nearest(step, list(known))
+                raise InvalidArgument(f"{schema.name} has no field {step!r}; {hint}")
             shape = known[step]
         elif shape.kind == "any" or isinstance(step, int):
             return  # whatever it is, a message may have it

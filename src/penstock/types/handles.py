@@ -71,7 +71,7 @@ class TypedPublisher(_Wrapper, Publisher[T]):
         self.inner = inner
         self.codec = codec
         self._encode = codec.encode
-        vars(self)["publish"] = _publishing(inner.publish, codec.encode)  # a message costs one frame of Python
+        vars(self)["publish"] = _publishing(inner.publish, codec)  # a message costs one frame of Python
         words = ("carries_properties", "carries_properties_of_many")
         vars(self).update({word: getattr(inner, word) for word in words})
 
@@ -82,7 +82,12 @@ class TypedPublisher(_Wrapper, Publisher[T]):
     def publish_many(self, batch: Iterable[T], **options: Any) -> int:  # type: ignore[override]
         """Publish each of them, in order; gives how many. One that cannot be encoded: none is published."""
         many: Callable[..., int] = self.inner.publish_many
-        return many([self._encode(value) for value in batch], **options)
+        encoded = [self._encode(value) for value in batch]
+        try:
+            return many(encoded, **options)
+        except TypeError:
+            check_encoded(self.codec, *encoded)
+            raise
 
     def reserve(self, *size: Any, **options: Any) -> ArrayDraft:  # type: ignore[override]  # a draft of arrays
         """With a numpy dtype, an array of so many items (1) in the reach's own memory; with ``Image`` one of a shape,
@@ -122,7 +127,12 @@ class TypedPublisher(_Wrapper, Publisher[T]):
         return self.inner.forward(batch)
 
     def _publish_now(self, data: Any, options: Mapping[str, Any]) -> int | None:
-        return self.inner._publish_now(self._encode(data), options)
+        encoded = self._encode(data)
+        try:
+            return self.inner._publish_now(encoded, options)
+        except TypeError:
+            check_encoded(self.codec, encoded)
+            raise
 
     def __repr__(self) -> str:
         return f"<{self.codec.name} to {self.inner!r}>"
@@ -141,11 +151,27 @@ class ArrayReservation(Reservation):
         return array
 
 
-def _publishing(publish: Callable[..., int | None], encode: Callable[[Any], Any]) -> Callable[..., int | None]:
+def _publishing(publish: Callable[..., int | None], codec: Codec[Any]) -> Callable[..., int | None]:
+    encode = codec.encode
+
     def publish_value(value: Any, **options: Any) -> int | None:
-        return publish(encode(value), **options) if options else publish(encode(value))
+        encoded = encode(value)
+        try:
+            return publish(encoded, **options) if options else publish(encoded)
+        except TypeError:
+            check_encoded(codec, encoded)
+            raise
 
     return publish_value
+
+
+def check_encoded(codec: Codec[Any], *encoded: Any) -> None:
+    """``TypeError`` where a codec, which is somebody's own, gives no bytes."""
+    for one in encoded:
+        try:
+            memoryview(one)
+        except TypeError:
+            raise TypeError(f"encode of {codec.name} gives {type(one).__name__}, and bytes are wanted") from None
 
 
 def _reading(inner: Subscriber, decoder: Any) -> Callable[..., Any]:

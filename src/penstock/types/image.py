@@ -61,6 +61,8 @@ class Image(numpy.ndarray[Any, Any]):
 def _trailer(shape: Sequence[int], dtype: Any, encoding: str) -> bytes:
     if not isinstance(encoding, str):
         raise InvalidArgument(f"encoding={encoding!r} is no text")
+    if dtype.names is not None:
+        raise InvalidArgument(f"an image has numbers, not records: these are published with type={dtype}")
     kind = dtype.str.encode()
     name = encoding.encode()
     if not 1 <= len(shape) <= MAX_DIMENSIONS or dtype.kind not in "biufc" or len(kind) > 8:
@@ -80,7 +82,7 @@ def describe(image: Image) -> bytes:
 def encode(value: Any) -> bytes:
     """A copy with what describes it. Any array of numbers is an image without a name."""
     if not isinstance(value, numpy.ndarray):
-        raise TypeError(f"publish takes an Image or an array here, not {type(value).__name__}")
+        raise TypeError(f"an Image or an array is wanted here, not {type(value).__name__}")
     encoding = value.encoding if isinstance(value, Image) else ""
     return value.tobytes() + _trailer(value.shape, value.dtype, encoding)
 

@@ -50,7 +50,18 @@ class Schema:
         return digest_of(self.text)
 
     def checked(self) -> Schema:
-        """This schema; ``InvalidArgument`` where it is too large to travel."""
+        """This schema; ``InvalidArgument`` where it cannot travel."""
+        name, encoding, definition = self.name, self.encoding, self.definition
+        if not (isinstance(name, str) and isinstance(encoding, str) and isinstance(definition, Mapping)):
+            told = f"{name!r}, {encoding!r}, {definition!r}"
+            raise InvalidArgument(f"a codec has a name, an encoding and a dict as its schema, not {told}")
+        if len(definition) > 1:
+            told = f"such as {{'jsonschema': ...}}, not {list(definition)}"
+            raise InvalidArgument(f"the schema of {name} has one entry, its language, {told}")
+        try:
+            self.text  # noqa: B018 - whether it can be made
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"the schema of {name} is no JSON: {error}") from None
         size, name_size = len(self.text.encode()), len(self.name.encode())
         if not 0 < name_size <= MAX_NAME_BYTES or not self.name.isprintable():
             raise InvalidArgument(f"a type's name has 1 to {MAX_NAME_BYTES} printable bytes: {self.name!r}")

@@ -64,7 +64,8 @@ def shape_of(schema: Schema) -> Shape:
         if schema.language == "jsonschema":
             return _of_json(definition, definition.get("$defs") or definition.get("definitions") or {}, 0)
         if schema.language == "protobuf":
-            return _of_protobuf(definition["fields"], definition["messages"], 0)
+            within = {**definition["messages"], definition["message"]: {"fields": {}}}
+            return _of_protobuf(definition["fields"], within, 0)
         if schema.language == "dtype":
             return _of_dtype(dtype_of(definition))
         if schema.language == "arrow":
@@ -100,8 +101,10 @@ _JSON_TYPES = {"integer": INTEGER, "number": FLOAT, "boolean": BOOL}
 def _of_json(node: Any, names: Mapping[str, Any], depth: int) -> Shape:
     if not isinstance(node, dict) or depth > MAX_DEPTH:
         return ANY
+    node = node.get("x-written", node)
     if "$ref" in node:
-        return _of_json(names.get(str(node["$ref"]).rpartition("/")[2]), names, depth + 1)
+        name = str(node["$ref"]).rpartition("/")[2]
+        return _of_json(names.get(name), {**names, name: None}, depth + 1)  # what holds itself is JSON within
     for word in ("anyOf", "oneOf", "allOf"):
         if word in node:
             return _one_of([_of_json(one, names, depth + 1) for one in node[word] if not _is_null(one)])
@@ -188,7 +191,8 @@ def _of_protobuf(fields: Mapping[str, Any], messages: Mapping[str, Any], depth: 
         field = fields[number]
         held = field.get("message")
         parts = messages[held]["fields"] if held else {}
-        one = _of_protobuf(parts, messages, depth + 1) if held else _PROTOBUF_TYPES.get(field["type"], ANY)
+        within = {**messages, held: {"fields": {}}}  # what holds itself is JSON within
+        one = _of_protobuf(parts, within, depth + 1) if held else _PROTOBUF_TYPES.get(field["type"], ANY)
         if field["label"] == "repeated":
             # a map is a repeated message of a key and a value, whose name ends so
             is_map = held and held.endswith("Entry") and [parts[n]["name"] for n in sorted(parts)] == ["key", "value"]

@@ -25,7 +25,9 @@ from penstock.errors import ClosedError, InvalidArgument, ProtocolError, Refused
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
 ATTEMPT_S = 5.0  # for one attempt to connect: a machine that is gone answers nothing, and nothing else ends it
-GROUP_ATTEMPT_S, GROUP_RETRY_S = 1.0, 0.25  # where there are several brokers: another one may lead any moment
+# Where there are several brokers another one may lead any moment: also while the old one is stopped, whose kernel still
+# takes connections and acknowledges what is sent. So it is asked for an answer after a while of silence.
+GROUP_ATTEMPT_S, GROUP_RETRY_S, GROUP_SILENCE_S = 1.0, 0.25, 3.0
 MAX_TIMEOUT_S = 1e9  # some thirty years
 FAREWELL_S = 2.0  # how long a broker may take to close after the last line
 
@@ -60,6 +62,7 @@ class Link:
         self._shaking = False
         self._retry_at = 0.0
         self._attempt_until = 0.0
+        self._heard_at = 0.0
         self._look_at = 0.0  # when the peer's silence is looked at next
         self._pause = RETRY_S[0]
         self._error: Exception | None = None
@@ -72,6 +75,8 @@ class Link:
         self._poll.register(self._timer, select.EPOLLIN)
         self._mask = 0
         self._keepalive_s = keepalive_s
+        self._patience_s = 0.0 if len(self._hosts) == 1 else min(GROUP_SILENCE_S, keepalive_s)  # for an answer; 0: any
+        self._asked_at = 0.0  # when the answer that is missing was asked for, or seen to be
         self._liveness: Liveness | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -155,9 +160,27 @@ class Link:
         """ConnectionError when the broker's machine is gone without a word."""
         now = time.monotonic()
         if self._keepalive_s and self._liveness is not None and now >= self._look_at:
-            self._look_at = now + self._keepalive_s / PROBES
+            self._look_at = now + self._look_every_s
             if self._liveness.silent():
                 raise ConnectionError(f"nothing was heard of the broker for {self._keepalive_s:g} s")
+
+    @property
+    def _look_every_s(self) -> float:
+        return (self._patience_s or self._keepalive_s) / PROBES
+
+    def _check_answer(self) -> None:
+        """Nothing is there to be received. ConnectionError when that has gone on for too long with one of several."""
+        now = time.monotonic()
+        if not self._patience_s or now < self._heard_at + self._look_every_s:
+            return
+        if not self._asked_at:
+            self._asked_at = now
+            if self.dialogue.idle:
+                self.dialogue.ask("PING", repeat=False)
+                self._send()
+        elif now >= self._asked_at + self._patience_s:
+            waited, self._patience_s = self._patience_s, min(2 * self._patience_s, self._keepalive_s)
+            raise ConnectionError(f"the broker did not answer for {waited:g} s")
 
     def wake(self) -> None:
         """End a ``wait`` of another thread."""
@@ -196,7 +219,8 @@ class Link:
                     self._take_last_words()
                     raise
                 self._check_silence()
-                self._receive()
+                if not self._receive():
+                    self._check_answer()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
             pass
         except (OSError, ProtocolError) as error:
@@ -268,7 +292,8 @@ class Link:
         self.connections += 1
         assert self._socket is not None
         self._liveness = Liveness(self._socket, self._keepalive_s)
-        self._look_at = time.monotonic() + self._keepalive_s / PROBES
+        self._heard_at = self._asked_at = time.monotonic()  # the greeting asks
+        self._look_at = self._heard_at + self._look_every_s
         self.dialogue.connected()
         self._send()
 
@@ -298,22 +323,34 @@ class Link:
         """The broker has closed while more was being sent: what it said before that, such as why, is still there."""
         with contextlib.suppress(OSError):
             for _ in range(64):  # a refusal is short; a peer that never ends is not waited for
-                self._receive()
+                if not self._receive():
+                    break
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Whether there was something."""
         sock = self._socket
         assert sock is not None
+        got: int | None
         if isinstance(sock, ssl.SSLSocket):
-            data = sock.recv(262_144)
-            if not data:
-                raise ConnectionError("the broker closed the connection")
+            try:
+                data = sock.recv(262_144)
+            except ssl.SSLWantReadError:
+                return False
+            got = len(data)
             self.dialogue.scanner.feed(data)
         else:
             got = self.dialogue.scanner.receive(sock.fileno())
-            if got == 0:
-                raise ConnectionError("the broker closed the connection")
+            if got is None:
+                return False
+        if got == 0:
+            raise ConnectionError("the broker closed the connection")
+        if self._patience_s:
+            self._heard_at, self._asked_at = time.monotonic(), 0.0
         if self.dialogue.ready:
             self._pause = RETRY_S[0]
+            if self._patience_s:
+                self._patience_s = min(GROUP_SILENCE_S, self._keepalive_s)
+        return True
 
     def lost(self, error: Exception) -> None:
         """The peer broke the protocol: go on with a new connection."""

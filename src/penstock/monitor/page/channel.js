@@ -11,12 +11,16 @@ const tail = new Tail({ start: one("channel-tail-start"), note: one("channel-tai
 
 export function showChannel(address, handles, state) {
   if (address !== now.address) { leaveChannel(); now.address = address; text(one("channel-name"), address); one("channel-tail-list").replaceChildren(); text(one("channel-tail-note"), ""); }
-  one("channel-tail-start").hidden = !/^(shm:|tcp:|journal:|broker:\/\/|nats:)/.test(address);  // nothing else can be read from here
+  const readable = /^(shm:|tcp:|journal:|broker:\/\/|nats:)/.test(address);
+  one("channel-tail-start").hidden = !readable; one("channel-tail-none").hidden = readable;
+  text(one("channel-tail-none"), address.startsWith("broker:") ? "A reader would take messages from the queue; penstock queue peek shows what waits." : "Only the program itself can read here.");
   const sources = handles.filter(handle => ["publisher", "source", "client"].includes(handle.kind)), readers = handles.filter(handle => !sources.includes(handle) && !["tail", "bus", "channel", "journal", "writer", "broker"].includes(handle.kind));
   const sum = (list, of) => list.reduce((total, handle) => total + of(handle), 0);
-  const messages = sum(sources, handle => handle.messages), volume = sum(sources, handle => handle.bytes), slowest = Math.max(0, ...readers.map(handle => handle.latency_p99_us ?? 0));
-  const tiles = [["rate", rate(sum(sources, handle => handle.rate_hz) || Math.max(0, ...readers.map(handle => handle.rate_hz))), "published a second"], ["size", messages ? bytes(volume / messages) : "–", "a message on average"],
-    ["sent", count(messages), "messages published"], ["lost", count(sum(handles, handle => handle.lost)), "lost since opened"], ["p99", slowest ? micros(slowest) : "–", "latency, 99 of 100"], ["health", WORDS[worst(handles.map(handle => handle.health))], `${sources.length} publish, ${readers.length} read`]];
+  // Where nobody publishes from here: what the busiest reader got, as its ledger has it.
+  const counted = sources.length ? sources : [...readers].sort((a, b) => b.messages - a.messages).slice(0, 1), verb = sources.length || !readers.length ? "published" : "delivered";
+  const messages = sum(counted, handle => handle.messages), volume = sum(counted, handle => handle.bytes), slowest = Math.max(0, ...readers.map(handle => handle.latency_p99_us ?? 0));
+  const tiles = [["rate", rate(sum(counted, handle => handle.rate_hz)), `${verb} a second`], ["size", messages ? bytes(volume / messages) : "–", "a message on average"],
+    ["sent", count(messages), `messages ${verb}`], ["lost", count(sum(handles, handle => handle.lost)), "lost since opened"], ["p99", slowest ? micros(slowest) : "–", "latency, 99 of 100"], ["health", WORDS[worst(handles.map(handle => handle.health))], `${sources.length} publish, ${readers.length} read`]];
   reconcile(one("channel-tiles"), tiles, tile => tile[0], () => { const made = element("div", "tile"); made.append(element("b"), element("span")); return made; }, (made, [, figure, note]) => { text(made.firstChild, figure); text(made.lastChild, note); });
   reconcile(one("channel-table").tBodies[0], handles.slice(0, 300), handle => handle.key, handle => {
     const row = element("tr"); row.dataset.key = handle.key;

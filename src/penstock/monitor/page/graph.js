@@ -71,7 +71,7 @@ function layers(graph) {
 }
 
 function place(columns, room) {
-  const gap = Math.max(56, Math.min(170, (room - columns.length * BOX.width) / Math.max(1, columns.length - 1)));
+  const gap = Math.max(56, Math.min(170, (room - 8 - columns.length * BOX.width) / Math.max(1, columns.length - 1)));
   const tall = column => column.reduce((sum, one) => sum + (one.node ? BOX.height : LANE) + GAP, 0);
   const height = Math.max(...columns.map(tall)) + 8;
   columns.forEach((column, number) => {

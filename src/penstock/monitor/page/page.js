@@ -7,13 +7,14 @@ import { Tail } from "/tail.js";
 import { showChannel, leaveChannel } from "/channel.js";
 
 const one = id => document.getElementById(id);
-const KEEP = 900, MOST_ROWS = 300, MOST_QUEUES = 60, MOST_TROUBLES = 50;
+const KEEP = 900, MOST_ROWS = 300, MOST_QUEUES = 60, MOST_TROUBLES = 50, FIRST_TROUBLES = 6, FIRST_ON_NARROW = 3;  // the others are behind a button
 const SILENT_MS = 2000, LOOK_MS = 500;  // the server says something each second; so long without a word is no connection
 const view = { state: null, handles: new Map(), times: [], series: {}, long: null, span: 60, spanChosen: false, paused: false, sort: "health", up: false, heard: 0, lost: false, name: "overview", channel: "", chosen: "", events: null };
 const plots = [...document.querySelectorAll(".plots canvas[data-plot]:not(#field-plot)")].map(canvas => new Plot(canvas, () => showPlots()));
 
 const bare = handle => handle.channel;
 const isTail = handle => handle.kind === "tail";  // somebody looks at messages: no part of what is watched
+const hasPage = handle => !handle.name_cut;  // else nothing can be asked for it
 const channelLink = address => `#channel=${encodeURIComponent(address)}`;
 // How long an idle handle has been idle is counted here: it changes every second, and nothing else of the handle does.
 function reason(handle) {
@@ -51,12 +52,14 @@ function showTrouble(state) {
   const alike = new Map(), late = new Set();
   for (const handle of troubled) { const kind = `${handle.pid} ${handle.kind} ${handle.health}`, many = (alike.get(kind) ?? 0) + 1; alike.set(kind, many); if (many > 5) late.add(handle.key); }
   troubled.sort((a, b) => late.has(a.key) - late.has(b.key));
-  one("stuck").classList.toggle("none", !troubled.length);
+  one("stuck").classList.toggle("none", !troubled.length); one("stuck").classList.toggle("some", troubled.length > 0);
   text(one("stuck-note"), troubled.length ? `${count(troubled.length)} of ${count(view.handles.size)} handles${troubled.length > MOST_TROUBLES ? `, ${MOST_TROUBLES} are listed, all of them under Handles` : ""}` : "nothing is losing, stuck or late");
-  reconcile(one("stuck-list"), troubled.slice(0, MOST_TROUBLES), handle => handle.key, makeTrouble, (line, handle) => {
+  const listed = Math.min(troubled.length, MOST_TROUBLES), first = window.innerWidth > 900 ? FIRST_TROUBLES : FIRST_ON_NARROW, folds = listed > first + 1;
+  one("stuck-more").hidden = !folds; text(one("stuck-more"), view.allTroubles ? "show fewer" : `show ${listed - first} more`);
+  reconcile(one("stuck-list"), troubled.slice(0, folds && !view.allTroubles ? first : listed), handle => handle.key, makeTrouble, (line, handle) => {
     const [pill, link, who, why, help] = line.children;
     pill.className = `pill ${handle.health}`; text(pill, WORDS[handle.health]);
-    text(link, handle.where); link.href = handle.address ? channelLink(bare(handle)) : handle.kind === "queue" ? "#queues" : "#handles";
+    text(link, handle.where); link.href = hasPage(handle) ? channelLink(bare(handle)) : "#handles";
     text(who, `${handle.kind} in ${handle.program} (${handle.pid})`); text(why, handle.reasons.join("; "));
     const actions = helpful(handle, state.actions ?? []);
     reconcile(help, actions, action => action, action => button(action, () => act(action, (action === "redrive" && whoseDead(handle)) || view.handles.get(handle.key))), () => {});
@@ -200,13 +203,13 @@ async function chooseChannel(where) {
 
 function showFlow(state) {
   const graph = state.graph, chosen = [...view.handles.values()].filter(handle => bare(handle) === view.chosen);
-  one("show-all").hidden = !view.chosen; one("channel-link").hidden = !chosen.some(handle => handle.address); one("channel-link").href = channelLink(view.chosen);
+  one("show-all").hidden = !view.chosen; one("channel-link").hidden = !chosen.some(hasPage); one("channel-link").href = channelLink(view.chosen);
   text(one("flow-note"), view.chosen ? view.chosen + (chosen.some(handle => handle.name_cut) ? " · its name is too long to follow" : "") : graph.left_out ? `${count(graph.nodes.length)} of ${count(graph.nodes.length + graph.left_out)} boxes: trouble and the busiest first; choose a channel to see it` : "");
   draw(graph, one("graph"), view.handles.size ? "Nothing flows here. Choose another channel, or show all." : "Nothing of Penstock is open on this machine yet. Try: penstock demo");
 }
 
 function cell(kind, value, shown) { const made = element("td", kind, shown); made.dataset.value = value ?? ""; return made; }
-const COLUMNS = [["kind", "", h => h.kind, String], ["pid", "n", h => h.pid, String], ["rate", "n rate", h => h.rate_hz, rate], ["matched", "n matched", h => h.matched, count], ["delivered", "n delivered", h => h.delivered, count],
+const COLUMNS = [["rate", "n rate", h => h.rate_hz, rate], ["kind", "", h => h.kind, String], ["pid", "n", h => h.pid, String], ["matched", "n matched", h => h.matched, count], ["delivered", "n delivered", h => h.delivered, count],
   ["dropped", "n dropped_count", h => h.dropped_count, count], ["expired", "n expired", h => h.expired, count], ["in_flight", "n in_flight", h => h.in_flight, count], ["again", "n redelivered", h => h.redelivered, count],
   ["p50", "n p50", h => h.latency_p50_us, micros], ["p99", "n p99", h => h.latency_p99_us, micros]];
 
@@ -218,22 +221,22 @@ function showLedger() {
   rows.sort((a, b) => way * (typeof value(a) === "string" ? value(a).localeCompare(value(b)) : (value(a) ?? -1) - (value(b) ?? -1)) || a.where.localeCompare(b.where) || a.kind.localeCompare(b.kind) || a.pid - b.pid);
   text(one("ledger-more"), rows.length > MOST_ROWS ? `the first ${MOST_ROWS} of ${count(rows.length)}; name an address, a kind or a pid above to see others` : "");
   reconcile(one("ledger-table").tBodies[0], rows.slice(0, MOST_ROWS), h => h.key, h => {
-    const row = element("tr"), where = cell("where", h.where), link = element("a"), last = element("td");
+    const row = element("tr"), where = cell("where", h.where), link = element("a"), health = cell("health");
     row.dataset.key = h.key; row.dataset.where = h.where; row.dataset.kind = h.kind;
-    if (h.address) link.href = channelLink(bare(h));
+    if (hasPage(h)) link.href = channelLink(bare(h));
     where.append(link);
-    last.append(element("span", "pill"), element("span"));
-    row.append(where, ...COLUMNS.map(([, kind]) => cell(kind)), last);
+    health.append(element("span", "pill"));
+    row.append(where, health, ...COLUMNS.map(([, kind]) => cell(kind)), cell("why"));
     return row;
   }, (row, h) => {
     nameIn(row.cells[0].firstChild, h.where, window.innerWidth > 700 ? 320 : 140);
     COLUMNS.forEach(([, , of, shown], at) => {
-      const made = row.cells[at + 1], now = of(h);
+      const made = row.cells[at + 2], now = of(h);
       made.dataset.value = now ?? ""; text(made, now === null ? "–" : shown(now));
     });
     row.querySelector(".dropped_count").title = Object.entries(h.dropped).filter(([, n]) => n).map(([why, n]) => `${count(n)} ${why}`).join(", ");
-    const last = row.lastChild, [pill, why] = last.children;
-    last.dataset.value = h.health; pill.className = `pill ${h.health}`; text(pill, WORDS[h.health]); text(why, reason(h));
+    const health = row.cells[1], pill = health.firstChild;
+    health.dataset.value = h.health; pill.className = `pill ${h.health}`; text(pill, WORDS[h.health]); text(row.lastChild, reason(h));
   });
 }
 
@@ -427,6 +430,7 @@ for (const id of ["ledger-filter", "search", "plots-filter"]) one(id).addEventLi
 one("group-by").addEventListener("change", () => { keep("group-by", one("group-by").value); show(); });
 one("internals").addEventListener("change", () => { keep("internals", one("internals").checked); show(); });
 one("graph").addEventListener("keydown", event => { const node = event.key === "Enter" && nodeUnder(event.target); if (node) goTo(node.id === view.chosen ? "" : node.id); });
+one("stuck-more").addEventListener("click", () => { view.allTroubles = !view.allTroubles; show(); });
 one("show-all").addEventListener("click", () => goTo(""));
 window.addEventListener("resize", () => requestAnimationFrame(show));
 window.addEventListener("hashchange", navigate);

@@ -99,7 +99,7 @@ export class Plot {
     pen.textAlign = "left"; pen.fillText(when(start), left, height - 5);
     pen.textAlign = "center"; pen.fillText(when((start + end) / 2), (left + width - right) / 2, height - 5);
     pen.textAlign = "right"; pen.fillText(when(end), width - right, height - 5);
-    if (!shown.length) { pen.textAlign = "center"; pen.fillText(this.bars ? "nothing was lost" : this.wanted ? "nothing of that name" : "nothing measured", (left + width) / 2, (top + height - bottom) / 2 - 8); }
+    if (!shown.length) { pen.textAlign = "center"; pen.fillText(series.length ? "all names are hidden" : this.bars ? "nothing was lost" : this.wanted ? "nothing of that name" : "nothing measured", (left + width) / 2, (top + height - bottom) / 2 - 8); }
     pen.save(); pen.beginPath(); pen.rect(left - 2, 0, width - left - right + 4, height - bottom + 1); pen.clip();
     if (this.bars) this.drawBars(pen, shown, x, y); else this.drawLines(pen, shown, x, y);
     if (this.from !== null && this.cursor !== null) { pen.fillStyle = style.getPropertyValue("--accent"); pen.globalAlpha = .15; pen.fillRect(Math.min(this.from, this.cursor), top, Math.abs(this.cursor - this.from), height - top - bottom); pen.globalAlpha = 1; }

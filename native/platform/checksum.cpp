@@ -1,9 +1,9 @@
-#include "shm/checksum.hpp"
+#include "platform/checksum.hpp"
 
 #include <array>
 #include <cstring>
 
-namespace penstock::shm {
+namespace penstock {
 
 namespace {
 
@@ -50,4 +50,4 @@ std::uint32_t checksum_of(const std::uint8_t *data, std::size_t size, const std:
     return ~sum_on(sum_on(~0u, data, size), metadata, metadata_size);
 }
 
-}  // namespace penstock::shm
+}  // namespace penstock
