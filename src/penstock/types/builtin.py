@@ -643,6 +643,10 @@ def _numpy(kind: Any) -> Codec[Any]:
     import numpy
 
     dtype = numpy.dtype(kind)
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        told = f"give {base!r}, a record with such a field, or Image, which keeps a shape"
+        raise InvalidArgument(f"type={dtype!r}: no array has items of the shape {shape}; {told}")
     if dtype.hasobject or not dtype.itemsize:
         raise InvalidArgument(f"type={dtype!r}: items of a fixed size without Python objects are wanted")
     try:
@@ -667,10 +671,14 @@ def _numpy(kind: Any) -> Codec[Any]:
         return from_buffer(message, dtype, count) if count else numpy.empty(0, dtype)
 
     def draft(take: Any, size: int = 1, **options: Any) -> ArrayDraft:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        try:
+            count = operator.index(size)
+        except TypeError:
+            count = -1
+        if isinstance(size, bool) or count < 0:
             raise InvalidArgument(f"size={size!r} must be 0 or more items")
-        taken = take(size * dtype.itemsize, **options)
-        return ArrayDraft(taken, taken.array(size, dtype))
+        taken = take(count * dtype.itemsize, **options)
+        return ArrayDraft(taken, taken.array(count, dtype))
 
     name = "numpy." + (dtype.name if dtype.names is None else "record")
     fast = functools.partial(from_buffer, dtype=dtype)
@@ -700,7 +708,10 @@ def _arrow(kind: Any) -> Codec[Any]:
         if not isinstance(value, pyarrow.RecordBatch):
             raise _refuse(pyarrow.RecordBatch, value)
         if value.schema != kind:
-            told, wanted = (", ".join(f"{one.name} {one.type}" for one in schema) for schema in (value.schema, kind))
+            told, wanted = (
+                ", ".join(f"{one.name} {one.type}{'' if one.nullable else ' not null'}" for one in schema)
+                for schema in (value.schema, kind)
+            )
             raise TypeError(f"the batch has columns {told}, and not {wanted}")
         sink = pyarrow.BufferOutputStream()
         with ipc.new_stream(sink, kind) as writer:
