@@ -524,7 +524,8 @@ def _check_round_trip(name: str, written: dict[str, Any], read: dict[str, Any]) 
     for mine, theirs in _records(written, read):
         fields = mine.get("properties", {})
         known = theirs.get("properties", {})
-        missing = [one for one in theirs.get("required", ()) if one not in fields]
+        needed = theirs.get("required", ()) if "properties" in mine else ()  # what a serializer writes is not known
+        missing = [one for one in needed if one not in fields]
         strange = [one for one in fields if one not in known] if theirs.get("additionalProperties") is False else []
         for field in (*missing, *strange):
             what = "needs and does not write" if field in missing else "writes and does not read"
@@ -543,8 +544,8 @@ def _mark_written(written: dict[str, Any], read: dict[str, Any]) -> None:
         for name, node in mine.get("properties", {}).items():
             if node != known.get(name) and spoken(node):
                 known[name] = {**known.get(name, {}), "x-written": node}
-    if "properties" not in written and (form := spoken(written)) not in ({}, spoken(read)):
-        read["x-written"] = form
+        if "properties" not in mine and (form := spoken(mine)) not in ({}, spoken(theirs)):
+            theirs["x-written"] = form
     for name, node in written.get("$defs", {}).items():
         read.setdefault("$defs", {}).setdefault(name, node)
 
