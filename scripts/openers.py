@@ -13,8 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-from penstock import durable
-from penstock.address import KEEPING, ROOMS, option_names
+from penstock.address import ROOMS, room_options
 
 HEAD = "# Written by scripts/openers.py from the signatures of open_publisher and open_subscriber."
 STANDARD = (
@@ -28,6 +27,8 @@ OWN = (
     "from penstock._core import Message",
     "from penstock.address import ArrayLike",
     "from penstock.channel import Overflow",
+    "from penstock.durable_publisher import DurablePublisher",
+    "from penstock.journal.follow import Follower",
     "from penstock.types import Codec, TypedPublisher, TypedSubscriber",
     "from penstock.types.image import Image",
 )
@@ -35,7 +36,7 @@ ROOM = {
     "bus": ("from penstock.bus import Publisher, QueueSubscriber",),
     "shm": ("from penstock.shm import Publisher, Subscriber", "from penstock.shm.publisher import ResizeCallback"),
     "tcp": ("from penstock.tcp import Executor, Publisher, Subscriber", "from penstock.tcp.past import Past"),
-    "journal": ("from penstock.journal import Follower, JournalPublisher",),
+    "journal": ("from penstock.journal import JournalPublisher",),
     "broker": ("from penstock.broker import Publisher, Subscriber",),
     "nats": ("from penstock.channel import Publisher, Subscriber",),
 }
@@ -46,6 +47,8 @@ TYPES = {  # what type= is, and the value that the handle then has
         ("dtype[Any]", "ndarray"),
     ],
 }  # fmt: skip
+#: What asks for a handle that is kept on disk, or read from there; the one that it then gives.
+ON_DISK = {"publisher": (["durable"], "DurablePublisher"), "subscriber": (["start", "durable"], "Follower")}
 
 
 def stub(scheme: str) -> str:
@@ -61,21 +64,29 @@ def stub(scheme: str) -> str:
 
 def _side(scheme: str, kind: str) -> str:
     function = getattr(importlib.import_module(ROOMS[scheme]), f"open_{kind}")
-    options = {name: str(option.annotation) for name, option in option_names(function).items()}
-    if scheme not in KEEPING and (kind, scheme) != ("subscriber", "tcp"):
-        of_disk = option_names(getattr(durable, f"open_{kind}"))
-        options |= {name: str(option.annotation) for name, option in of_disk.items() if name not in options}
+    found = room_options(kind, scheme, function).items()
+    options = {name: str(option.annotation).strip(chr(39)) for name, option in found}
     plain = f"type: {options.pop('type', 'None')} = ..."
+    asks, handle = ON_DISK[kind] if set(ON_DISK[kind][0]) < set(options) else ([], "")
+    asking = {name: options.pop(name) for name in asks}
     given = f"{kind.capitalize()}Options"
     lines = ["", f"class {given}(TypedDict, total=False):"]
-    lines += [f"    {name}: {annotation.strip(chr(39))}" for name, annotation in options.items()]
+    lines += [f"    {name}: {annotation}" for name, annotation in options.items()]
     lines.append("")
     for wanted, value in TYPES[kind]:
         typed = f"Typed{kind.capitalize()}[{'ndarray[Any, Any]' if value == 'ndarray' else value}]"
         lines += ["@overload", f"def {kind}(", f"    name: str, /, *, type: {wanted}, evolve: str = ...,"]
+        lines += [f"    {name}: {annotation} = ...," for name, annotation in asking.items()]
         lines += [f"    **options: Unpack[{given}],", f") -> {typed}: ..."]
-    returned = inspect.signature(function).return_annotation
-    lines += ["@overload", f"def {kind}(name: str, /, *, {plain}, **options: Unpack[{given}]) -> {returned}: ...", ""]
+    for asked in [*asks, None]:  # the first that is given; at last none
+        lines += ["@overload", f"def {kind}(", f"    name: str, /, *, {plain}, evolve: str = ...,"]
+        annotations = {**asking, **dict.fromkeys(asks[: asks.index(asked)] if asked else asks, "None")}
+        for name, annotation in annotations.items():
+            needed = annotation.removesuffix(" | None")
+            lines.append(f"    {name}: {needed}," if name == asked else f"    {name}: {annotation} = ...,")
+        given_by = handle if asked else inspect.signature(function).return_annotation
+        lines += [f"    **options: Unpack[{given}],", f") -> {given_by}: ..."]
+    lines.append("")
     return "\n".join(lines)
 
 

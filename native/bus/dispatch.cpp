@@ -596,6 +596,17 @@ bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Term
     return finish(&frame);
 }
 
+// Its counts say on which bus it is: as BUS?subscriber=NAME, unless its own name begins with the bus.
+bool name_counts(BusObject *bus, SubscriberObject *subscriber) {
+    const char *place = PyUnicode_AsUTF8(bus->name), *own = PyUnicode_AsUTF8(subscriber->name);
+    if (!place || !own) return false;
+    std::string name(place);
+    const std::string_view text(own);
+    const bool named = text == name || (text.starts_with(name) && text[name.size()] == '?');
+    counters_rename(subscriber->counters, named ? std::string(text) : name.append("?subscriber=").append(text));
+    return true;
+}
+
 bool bus_add(BusObject *bus, SubscriberObject *subscriber) {
     if (!subscriber->counters) raise_error("StateError", "this subscriber was not set up");
     else if (subscriber->closed) raise_error("ClosedError", "subscriber %R was closed", subscriber->name);
@@ -605,7 +616,7 @@ bool bus_add(BusObject *bus, SubscriberObject *subscriber) {
                     subscriber->name, subscriber->bus->name);
     else if (subscriber->kind == Kind::callback && !subscriber->handler)
         raise_error("StateError", "callback subscriber %R has no handler; set it before adding", subscriber->name);
-    if (PyErr_Occurred()) return false;
+    if (PyErr_Occurred() || !name_counts(bus, subscriber)) return false;
     subscriber->order = ++bus->added;
     subscriber->sorted_priority = subscriber->priority;
     subscriber->finished = false;

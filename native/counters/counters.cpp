@@ -66,6 +66,7 @@ std::uint64_t hash_of(std::string_view text) {
 void copy_name(Counters &block, std::string_view name) {
     constexpr std::string_view cut = "\u2026";
     constexpr std::size_t room = sizeof block.name - 1 - cut.size();
+    block.name_hash = 0;
     if (name.size() < sizeof block.name) return copy_text(block.name, sizeof block.name, name);
     std::size_t head = room / 2, tail = name.size() - room / 2;
     for (int back = 0; back < 3 && inside_character(name[head]); ++back) --head;
@@ -119,6 +120,13 @@ struct Registry {
             return made;
         }();
         return *registry;
+    }
+
+    // Not after a fork: the block is the parent's.
+    bool owns(const Counters *block) const {
+        for (const Page &page : pages)
+            if (block >= page.blocks() && block < page.blocks() + block_count) return true;
+        return false;
     }
 
     void unlink_all() {
@@ -306,13 +314,20 @@ void counters_kind(std::string_view kind) { kind_of_thread = kind; }
 
 void counters_end() noexcept { Registry::get().unlink_all(); }
 
+void counters_rename(Counters *counters, std::string_view name) {
+    Registry &registry = Registry::get();
+    std::lock_guard lock(registry.mutex);
+    if (!registry.owns(counters)) return;
+    counters->used.store(0, std::memory_order_release);
+    copy_name(*counters, name);
+    counters->used.store(++registry.takings, std::memory_order_release);
+}
+
 void counters_give(Counters *counters) noexcept {
     if (!counters) return;
     Registry &registry = Registry::get();
     std::lock_guard lock(registry.mutex);
-    for (Page &page : registry.pages)  // not found after a fork: the block belongs to the parent
-        if (counters >= page.blocks() && counters < page.blocks() + block_count)
-            counters->used.store(0, std::memory_order_release);
+    if (registry.owns(counters)) counters->used.store(0, std::memory_order_release);
 }
 
 void counters_state(Counters *counters, std::string_view text) noexcept {

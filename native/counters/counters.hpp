@@ -111,6 +111,8 @@ Counters *counters_take(std::string_view room, std::string_view kind, std::strin
 // From now on what this thread takes is of that kind, whatever it says itself; an empty one ends that. For those who look
 // at messages and are no part of the program, so that nobody counts them among its readers.
 void counters_kind(std::string_view kind);
+// Its handle belongs to something else from now on. To readers it is a new block, with the counts of the old one.
+void counters_rename(Counters *counters, std::string_view name);
 void counters_give(Counters *counters) noexcept;
 // Takes this process's pages away, as its end does.
 void counters_end() noexcept;

@@ -14,8 +14,10 @@ when an address of it is opened.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -32,6 +34,7 @@ from penstock.secrecy import without_secrets as without_secrets  # noqa: PLC0414
 if TYPE_CHECKING:
     from numpy import dtype, ndarray
 
+    from penstock.durable_publisher import DurablePublisher
     from penstock.types import Codec, TypedPublisher, TypedSubscriber
     from penstock.types.image import Image
 
@@ -51,12 +54,8 @@ ROOMS: Mapping[str, str] = {
 }
 
 
-#: What ``penstock.durable`` does, for reaches that do not keep messages by themselves.
-DISK_OPTIONS: Mapping[str, frozenset[str]] = {
-    "publisher": frozenset({"durable", "durable_wait", "retain_bytes", "retain_age_s", "segment_bytes"}),
-    "subscriber": frozenset({"start", "durable"}),
-}
 NETWORK = {"tcp": "tcp://HOST:PORT", "broker": "broker://HOST:PORT/TOPIC", "nats": "nats://HOST:PORT/SUBJECT"}
+EVOLVE = "compatible"  # the default of evolve=
 KEEPING = ("journal", "broker", "nats")  # they have options of these names that are their own
 
 
@@ -167,6 +166,10 @@ def publisher(address: str, *, type: Codec[T], evolve: str = ..., **options: Any
 @overload
 def publisher(address: str, *, type: dtype[Any], evolve: str = ..., **options: Any) -> TypedPublisher[ndarray]: ...
 @overload
+def publisher(
+    address: str, *, type: str | None = ..., durable: str | os.PathLike[str], **options: Any
+) -> DurablePublisher: ...
+@overload
 def publisher(address: str, *, type: str | None = ..., **options: Any) -> Publisher: ...
 @overload
 def publisher(address: str, *, type: object, evolve: str = ..., **options: Any) -> TypedPublisher[Any]: ...
@@ -179,6 +182,9 @@ def publisher(address: str, **options: Any) -> Publisher[Any]:
     replace a type that does not go with it. The other options are the reach's (None: as the channel has it, or the
     reach's default); ``penstock.shm.publisher`` and the like open the same and are typed fully:
 
+    - every reach: type=None, evolve='compatible'
+    - ``bus``, ``shm`` and ``tcp``, to keep everything on disk (docs/rooms/history.md): durable=None (a directory),
+      durable_wait=False, retain_bytes=None, retain_age_s=None, segment_bytes=67108864
     - ``bus``: id=0, history=None, latest=False, history_bytes=None
     - ``shm``: slots=None, slot_size=None, overflow=None, reliable=None, timeout=None, fixed_size=False,
       max_reserved=1, type=None, checksum=False, metadata_size=None, activation=False, retirement=False,
@@ -190,9 +196,6 @@ def publisher(address: str, **options: Any) -> Publisher[Any]:
     - ``journal``: segment_bytes=67108864, max_message_bytes=67108864, retain_age_s=None, retain_bytes=None,
       sync=True
     - ``broker``: queue='', unconfirmed=0, ttl_s=None, token=None, tls=None, timeout=30.0, reconnect=True
-
-    ``bus``, ``shm`` and ``tcp`` keep everything on disk with durable=DIRECTORY, and then take durable_wait=False,
-    retain_bytes=None, retain_age_s=None, segment_bytes=67108864 (docs/rooms/history.md).
     """
     opened: Publisher[Any] = _open_any("publisher", address, options)
     return opened
@@ -224,6 +227,9 @@ def subscriber(address: str, **options: Any) -> Subscriber[Any]:
     its own. The other options are the reach's (None: as the channel has it, or the reach's default);
     ``penstock.shm.subscriber`` and the like open the same and are typed fully:
 
+    - every reach: type=None, evolve='compatible'
+    - ``bus``, ``shm``, to begin on the disk of a publisher with durable=: start=None ('first', a position, a time,
+      'last 10 min'), durable=None (its directory, where no publisher is there)
     - ``bus``: id=0, depth=1000, overflow='block', timeout=None, drop_above=None, priority=0, history=True,
       on_message=None
     - ``shm``: overflow=None, reliable=None, max_active_messages=None, type=None, checksum='raise',
@@ -236,9 +242,6 @@ def subscriber(address: str, **options: Any) -> Subscriber[Any]:
     - ``broker``: queue='', ack='next', credit=2048, ack_timeout_s=None, max_deliveries=None, ttl_s=None,
       exclusive=None, dead_letter=None, from_position=None, from_ordinal=None, from_time_ns=None, token=None,
       tls=None, timeout=30.0, reconnect=True, on_message=None
-
-    With start='first', a position, a time or 'last 10 min' it begins on the disk of a publisher with durable=, at
-    ``bus``, ``shm`` and ``tcp``; durable=DIRECTORY names the directory where no publisher is there (``bus``, ``shm``).
     """
     opened: Subscriber[Any] = _open_any("subscriber", address, options)
     return opened
@@ -250,7 +253,7 @@ def check(text: str, kind: str) -> None:
     function = getattr(room(address.scheme), f"open_{kind}")
     options = {**address.options}
     if wants_disk(kind, address, {}):
-        for name in DISK_OPTIONS[kind]:
+        for name in _disk_options(kind):
             options.pop(name, None)
     _check_handle_options(convert(options, function, address.text), kind, address)
 
@@ -260,12 +263,12 @@ def _open_any(kind: str, text: str, options: dict[str, Any]) -> Any:
     if options.get("type", "") is None:
         del options["type"]
     if isinstance(options.get("type"), str | None):
-        if "evolve" in options:
+        if options.pop("evolve", EVOLVE) != EVOLVE:
             raise InvalidArgument("evolve= is for handles with a type: give type= too")
         return _open(kind, text, options)
     from penstock.types import handles
 
-    wanted, evolve = options.pop("type"), options.pop("evolve", "compatible")
+    wanted, evolve = options.pop("type"), options.pop("evolve", EVOLVE)
     function = options.pop("on_message", None) if kind == "subscriber" else None
     codec, terms = handles.terms_of(wanted, evolve, kind == "publisher")
     address = replace(parse(text), schema=terms.text)
@@ -284,8 +287,7 @@ def _open_with(function: Callable[..., Any], kind: str, address: Address, option
         clock.refuse_if_virtual(f"{address.text} (of other processes)")
     if wants_disk(kind, address, options):
         return _open_durable(function, kind, address, options)
-    own = {"start", "durable"} if address.scheme in KEEPING else DISK_OPTIONS[kind]
-    options = {name: value for name, value in options.items() if value is not None or name not in own}
+    options = {name: value for name, value in options.items() if _asks(name, value, kind, address.scheme)}
     given = {**convert(address.options, function, address.text), **options}
     _check_handle_options(given, kind, address)
     return function(address, **given)
@@ -293,10 +295,28 @@ def _open_with(function: Callable[..., Any], kind: str, address: Address, option
 
 def wants_disk(kind: str, address: Address, options: Mapping[str, Any]) -> bool:
     """Whether what is opened is kept on disk on its way (``durable=``), or read from there (``start=``)."""
-    given = {*address.options, *(name for name, value in options.items() if value is not None)}
+    given = {*address.options, *(name for name, value in options.items() if _asks(name, value, kind, address.scheme))}
     if address.scheme in KEEPING:
         return kind == "publisher" and "durable" in given  # which is refused
-    return bool(given & DISK_OPTIONS[kind]) and (kind == "publisher" or address.scheme in ("bus", "shm"))
+    return _on_disk(kind, address.scheme) and not given.isdisjoint(_disk_options(kind))
+
+
+def _on_disk(kind: str, scheme: str) -> bool:
+    """Whether ``penstock.durable`` opens such handles too."""
+    return scheme not in KEEPING and (kind, scheme) != ("subscriber", "tcp")  # which has `start` itself
+
+
+@functools.cache
+def _disk_options(kind: str) -> dict[str, inspect.Parameter]:
+    return option_names(getattr(importlib.import_module("penstock.durable"), f"open_{kind}"))
+
+
+def _asks(name: str, value: Any, kind: str, scheme: str) -> bool:
+    """Whether an option is more than the default of one that ``penstock.durable`` has."""
+    if name in ("start", "durable") and value is None:
+        return False
+    default = _disk_options(kind).get(name) if _on_disk(kind, scheme) else None
+    return default is None or bool(value != default.default)
 
 
 def _open_durable(function: Callable[..., Any], kind: str, address: Address, options: Mapping[str, Any]) -> Any:
@@ -326,7 +346,19 @@ def opener(scheme: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     doc = f"{inspect.getdoc(function)}\n\n``name`` is the address, with or without its ``{begin}``."
     returned = inspect.signature(function).return_annotation
-    return _with_signature(open_named, kind, function, "name: str", returned, doc)
+    options = {**room_options(kind, scheme, function), **option_names(_typed)}
+    return _with_signature(open_named, kind, function, "name: str", returned, doc, options)
+
+
+def room_options(kind: str, scheme: str, function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """What a room's opener takes beside ``type`` and ``evolve``: the options of its ``function``, and of
+    ``penstock.durable`` where that opens such handles too."""
+    own = option_names(function)
+    return {**own, **_disk_options(kind), **own} if _on_disk(kind, scheme) else own
+
+
+def _typed(*, type: object = None, evolve: str = EVOLVE) -> None:
+    """The options that every opener has."""
 
 
 def class_opener(
@@ -338,20 +370,27 @@ def class_opener(
         return handle(address.name, *_, **options)
 
     doc = inspect.getdoc(handle) or ""
-    return _with_signature(open_handle, f"open_{kind}", handle, "address: Address", handle.__name__, doc)
+    options = option_names(handle)
+    return _with_signature(open_handle, f"open_{kind}", handle, "address: Address", handle.__name__, doc, options)
 
 
 def _with_signature(
-    function: Handle, name: str, options_of: Callable[..., Any], first: str, returned: Any, doc: str
+    function: Handle,
+    name: str,
+    inner: Callable[..., Any],
+    first: str,
+    returned: Any,
+    doc: str,
+    options: Mapping[str, inspect.Parameter],
 ) -> Handle:
     """Give ``function`` the name, signature and docstring that ``help`` shows."""
     word, _, kind = first.partition(": ")
     positional = inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY, annotation=kind)
-    parameters = [positional, *map(_readable, option_names(options_of).values())]
+    parameters = [positional, *map(_readable, options.values())]
     shown: Any = function
     shown.__signature__ = inspect.Signature(parameters, return_annotation=returned)
     shown.__doc__, shown.__name__, shown.__qualname__ = doc, name, name
-    shown.__module__ = options_of.__module__
+    shown.__module__ = inner.__module__
     return function
 
 
@@ -395,10 +434,7 @@ def _check_handle_options(options: Mapping[str, Any], kind: str, address: Addres
 
 
 def _valid_options(kind: str, scheme: str) -> set[str]:
-    """With those of ``penstock.durable``, where a reach has it."""
-    own = set(option_names(getattr(room(scheme), f"open_{kind}")))
-    on_disk = scheme not in KEEPING and (kind, scheme) != ("subscriber", "tcp")  # which has `start` itself
-    return own | DISK_OPTIONS[kind] if on_disk else own
+    return set(room_options(kind, scheme, getattr(room(scheme), f"open_{kind}")))
 
 
 def convert(texts: Mapping[str, str], function: Callable[..., Any], of: str) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -75,6 +77,14 @@ def nearest(given: str, valid: Iterable[str]) -> str:
         return f"did you mean {' or '.join(close)}?"
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return f"valid: {', '.join(names[:MOST_NAMES])}{more}" if names else "there are none"
+
+
+def warn_user(text: str) -> None:
+    """A warning at the line outside of Penstock that led here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "penstock":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
 
 
 def describe(error: BaseException) -> str:

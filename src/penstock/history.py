@@ -67,9 +67,10 @@ def kept_of(history: int | str | None, latest: bool, history_bytes: int | str | 
             raise InvalidArgument(f"history={count} must be 0 to {MAX_MESSAGES} messages")
         return Kept(count, 0, most_bytes)
     seconds = duration_s(history, "history")
-    if not is_duration(history) or not 0 < seconds < math.inf:
+    if not is_duration(history) or not 0 <= seconds < math.inf:
         raise InvalidArgument(f"history={history!r} is no duration; write '5 s' or '2 min', or a number of messages")
-    return Kept(MAX_MESSAGES, int(seconds * 1e9), most_bytes)
+    age_ns = int(seconds * 1e9)
+    return Kept(MAX_MESSAGES if age_ns else 0, age_ns, most_bytes)
 
 
 def wants_past(history: object) -> bool:

@@ -215,7 +215,8 @@ def test_a_closed_bus_refuses() -> None:
         lambda: bus.publish_many([b""], 1),
         lambda: bus.allocate(1, 1),
         lambda: bus.subscribe(1),
-        lambda: bus.publisher(1).publish(b""),
+        lambda: bus.publisher(1),
+        lambda: bus.add_declared(),
     ):
         with pytest.raises(ClosedError, match="closed"):
             use()

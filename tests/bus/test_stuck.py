@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -34,13 +35,29 @@ def test_a_stuck_subscriber_is_named(caplog: pytest.LogCaptureFixture) -> None:
         stuck = bus.subscribe(1, name="the stuck one", depth=2)
         bus.publish_many([b"x"] * 5, 1)
         until(lambda: "the stuck one" in caplog.text, "nobody was told")
-        mine = [block for block in counters_read() if block["name"] == "the stuck one"]
+        mine = [block for block in counters_read() if block["name"] == "house?subscriber=the stuck one"]
         assert mine and mine[0]["state"].startswith("stuck")
-        assert any("the stuck one" in finding.text for finding in explain(parse("bus:house")))
+        assert any("'the stuck one'" in finding.text for finding in explain(parse("bus:house")))
+        assert not any("stuck" in finding.text for finding in explain(parse("bus:other"))), "it is not on that bus"
         assert caplog.text.count("the stuck one") == 1
         assert len([message for message in (stuck.read(LONG) for _ in range(5)) if message is not None]) == 5
         assert bus.flush(LONG)
-        assert not [block for block in counters_read() if block["name"] == "the stuck one" and block["state"]]
+        assert not [block for block in counters_read() if block["name"] == "house?subscriber=the stuck one" and block["state"]]
+
+
+@pytest.mark.parametrize("in_executor", [False, True])
+def test_closing_without_draining_does_not_wait_for_a_stuck_subscriber(in_executor: bool) -> None:
+    with ThreadPoolExecutor() as executor:
+        bus = Bus("house", executor=executor if in_executor else None)
+        stuck = bus.subscribe(1, depth=1)
+        bus.publish_many([b"x"] * 3, 1)
+        until(lambda: bus._waits, "the bus waits for room")
+        closing = threading.Thread(target=bus.close, kwargs={"drain": False}, daemon=True)
+        closing.start()
+        closing.join(LONG)
+        ended = not closing.is_alive()
+        stuck.read(0)  # so that a test that fails ends
+    assert ended and stuck.ledger.dropped == {"closed": 1} and stuck.ledger.balanced
 
 
 def test_with_a_timeout_a_full_subscriber_drops_and_counts() -> None:

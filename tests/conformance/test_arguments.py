@@ -49,6 +49,25 @@ def test_help_lists_every_option_with_its_default(reach: Reach, kind: str) -> No
             assert f"{option.name}={option.default!r}" in _help(everywhere), f"{scheme}: name it in address.py"
 
 
+@pytest.mark.parametrize("kind", ["publisher", "subscriber"])
+def test_an_opener_takes_what_its_help_lists_and_no_more(reach: Reach, kind: str) -> None:
+    scheme = reach.address.partition(":")[0]
+    own = getattr(address.room(scheme), kind)
+    if kind == "subscriber":
+        reach.publisher()  # which makes a journal, and knows a port
+    place, _, query = reach.address.partition("?")
+    listed = {p.name: p.default for p in inspect.signature(own).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    assert {"type", "evolve"} <= set(listed)
+    assert ("durable" in listed) == (scheme in ("bus", "shm") or (scheme, kind) == ("tcp", "publisher"))
+    given = dict(option.partition("=")[::2] for option in query.split("&") if option)
+    with own(place, **{**listed, **given}) as opened:  # a default asks for nothing
+        assert not opened.closed
+    every = {name for room in address.ROOMS for name in inspect.signature(getattr(address.room(room), kind)).parameters}
+    for option in every - set(listed) - {"name"}:
+        with pytest.raises(penstock.InvalidArgument, match=r"has no option|durable= is for"):
+            own(place, **{option: 1})
+
+
 def test_help_of_methods_lists_their_options(reach: Reach) -> None:
     publisher = type(reach.publisher())
     for name in ("publish", "publish_many", "reserve"):

@@ -162,13 +162,23 @@ def test_latest_of_objects(reach: Reach) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"history": -1}, {"history": "soon"}, {"history": "0 s"}, {"history": 5, "latest": True},
+        {"history": -1}, {"history": "soon"}, {"history": "-1 s"}, {"history": 5, "latest": True},
         {"history_bytes": 100}, {"history": 5, "history_bytes": 0}, {"history": None, "latest": "yes"},
     ],
 )  # fmt: skip
 def test_wrong_options_are_refused(reach: Reach, options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"history|latest"):
         reach.publisher(**options)
+
+
+@pytest.mark.parametrize("history", [0, "0", "0 s"])
+def test_a_history_of_nothing_keeps_nothing(reach: Reach, history: object) -> None:
+    publisher = reach.publisher(history=history)
+    publisher.publish(b"before")
+    with reach.subscriber(**reach.lossless()[1]) as subscriber:
+        assert publisher.wait_ready(1, LONG)
+        publisher.publish(b"after")
+        assert read_all(subscriber, 1) == [b"after"]
 
 
 @pytest.mark.parametrize("history", [5, "5 s", "yes"])

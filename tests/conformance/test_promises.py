@@ -119,7 +119,7 @@ def test_what_cannot_be_is_refused_at_opening(reach: Reach, tmp_path: Path, opti
 def test_a_reader_that_keeps_up_loses_nothing_of_what_is_flushed(
     reach: Reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.durable.KEEP_UP_S", LONG)  # a loaded machine makes the reader slow, not the promise wrong
+    monkeypatch.setattr("penstock.durable_publisher.KEEP_UP_S", LONG)  # a loaded machine makes the reader slow, not the promise wrong
     publisher: Any = reach.publisher(durable=tmp_path / "kept")
     subscriber = reach.subscriber()
     assert publisher.wait_ready(1, LONG)

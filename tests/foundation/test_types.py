@@ -65,7 +65,15 @@ mean = arrays.receive(1.0).value.mean()
 
 penstock.bus.publisher("x", durable=pathlib.Path("x"), durable_wait=True)
 penstock.shm.publisher("/x", durable="x", retain_bytes="1G")
-penstock.tcp.publisher("h:1", durable="x")
+penstock.tcp.publisher("h:1", durable="x").flush()
+penstock.tcp.publisher("h:1", durable="x", type=Pose).flush()
+penstock.publisher("shm:/x", durable=pathlib.Path("x"), slots=8).flush()
+penstock.publisher("shm:/x", durable="x", type=Pose).flush()
+maybe: str | None = None
+penstock.shm.publisher("/x", durable=maybe, durable_wait=False).publish(b"x")
+penstock.publisher("shm:/x", durable=maybe).publish(b"x")
+penstock.shm.subscriber("/x", start=maybe).receive(1.0)
+number: int = penstock.shm.subscriber("/x", start="first").position
 penstock.bus.subscriber("x", start=datetime.datetime.now(), durable="x")
 penstock.shm.subscriber("/x", start="first")
 penstock.tcp.subscriber("h:1", start=datetime.datetime.now())
@@ -94,6 +102,9 @@ BAD = {
     'penstock.journal.publisher("x").publish("text")': "arg-type",
     'penstock.broker.publisher("h:1/t").publish("text")': "arg-type",
     'penstock.publisher("shm:/x").publish("text")': "arg-type",
+    'penstock.publisher("shm:/x").flush()': "attr-defined",
+    'penstock.shm.publisher("/x").flush()': "attr-defined",
+    'penstock.bus.publisher("x", durable=None).flush()': "attr-defined",
     'penstock.publisher("shm:/x").publish(5)': "arg-type",
     'penstock.shm.publisher("/x", slots="many")': "call-overload",
     'penstock.shm.publisher("/x", slot=8)': "call-overload",

@@ -334,6 +334,17 @@ def test_activation(name: str) -> None:
             assert first is not None and (len(first), first.ordinal) == (0, 1)
 
 
+def test_an_activation_without_a_slot_is_told_at_the_users_line(name: str) -> None:
+    with shm.Publisher(name, slots=16, reliable=True) as full, shm.Subscriber(name, reliable=True):
+        with pytest.raises(TimeoutError):
+            full.publish_many([b"x"] * 40, timeout=0)
+        for opened in (shm.Publisher, shm.publisher, lambda name, **more: penstock.publisher(f"shm:{name}", **more)):
+            with pytest.warns(UserWarning, match="activation message found no slot") as told:
+                publisher = opened(name, reliable=True, activation=True)
+            assert told[0].filename == __file__ and not publisher.activated
+            publisher.close()
+
+
 def test_retirement(name: str) -> None:
     with shm.Publisher(name, retirement=True, slots=8) as publisher:
         one, two = shm.Subscriber(name), shm.Subscriber(name)

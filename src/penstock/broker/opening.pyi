@@ -42,7 +42,10 @@ def publisher(
     **options: Unpack[PublisherOptions],
 ) -> TypedPublisher[ndarray[Any, Any]]: ...
 @overload
-def publisher(name: str, /, *, type: None = ..., **options: Unpack[PublisherOptions]) -> Publisher: ...
+def publisher(
+    name: str, /, *, type: None = ..., evolve: str = ...,
+    **options: Unpack[PublisherOptions],
+) -> Publisher: ...
 
 class SubscriberOptions(TypedDict, total=False):
     queue: str
@@ -88,4 +91,7 @@ def subscriber(
     **options: Unpack[SubscriberOptions],
 ) -> TypedSubscriber[ndarray[Any, Any]]: ...
 @overload
-def subscriber(name: str, /, *, type: None = ..., **options: Unpack[SubscriberOptions]) -> Subscriber: ...
+def subscriber(
+    name: str, /, *, type: None = ..., evolve: str = ...,
+    **options: Unpack[SubscriberOptions],
+) -> Subscriber: ...

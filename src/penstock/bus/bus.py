@@ -124,6 +124,7 @@ class Bus(_native.Bus):
             self._claimed[publisher.id] = weakref.ref(publisher)
 
     def _admit(self, publisher: Publisher) -> None:
+        self._check_open()
         with _describing:
             owner = self._claimed.get(publisher.id, lambda: None)()
             if owner is not None and not owner.closed:
@@ -184,6 +185,7 @@ class Bus(_native.Bus):
 
     def add_declared(self, *functions: Any) -> None:
         """Add the subscribers of functions that ``declare`` decorated: of these, or of all that are on no bus yet."""
+        self._check_open()
         if not functions:
             declared = [function for reference in _declared if (function := reference()) is not None]
             functions = tuple(one for one in declared if one.subscriber.bus is None and not one.subscriber.closed)
@@ -195,8 +197,7 @@ class Bus(_native.Bus):
 
     def add_allocator(self, allocator: _native.Allocator) -> int:
         """Add an allocator and return the id that the bus gave it."""
-        if self.closed:
-            raise ClosedError(f"bus {self.name!r} was closed")
+        self._check_open()
         identifier = allocator._attach(self)
         self._allocators.append(allocator)
         return identifier
@@ -205,6 +206,10 @@ class Bus(_native.Bus):
         """Remove an allocator. Refused while its messages are in use."""
         allocator._detach(self)
         self._allocators.remove(allocator)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"bus {self.name!r} was closed")
 
     @property
     def allocators(self) -> list[_native.Allocator]:
@@ -247,15 +252,17 @@ class Bus(_native.Bus):
             return
         for allocator in self._allocators:
             allocator._wake()  # nothing can be published any more, so no thread should wait for memory
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
+        if drain:
+            self._end_delivery(timeout)
+        self._finish()  # wakes a delivery that waits for a full subscriber
+        self._end_delivery(timeout)
+        self._allocators = [allocator for allocator in self._allocators if not _detached(allocator, self)]
+
+    def _end_delivery(self, timeout: float | None) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
         elif self._executor is not None and not self._here:
             self._drain_executor(timeout)
-        self._finish()  # wakes a delivery that waits for a full subscriber
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
-        self._allocators = [allocator for allocator in self._allocators if not _detached(allocator, self)]
 
     def _drain_executor(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout

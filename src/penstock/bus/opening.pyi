@@ -10,6 +10,8 @@ from penstock._core import Message
 from penstock.address import ArrayLike
 from penstock.bus import Publisher, QueueSubscriber
 from penstock.channel import Overflow
+from penstock.durable_publisher import DurablePublisher
+from penstock.journal.follow import Follower
 from penstock.types import Codec, TypedPublisher, TypedSubscriber
 from penstock.types.image import Image
 
@@ -20,7 +22,6 @@ class PublisherOptions(TypedDict, total=False):
     history: int | str | None
     latest: bool
     history_bytes: int | str | None
-    durable: str | os.PathLike[str] | None
     durable_wait: bool
     retain_bytes: int | str | None
     retain_age_s: float | str | None
@@ -29,25 +30,39 @@ class PublisherOptions(TypedDict, total=False):
 @overload
 def publisher(
     name: str, /, *, type: type[ArrayLike], evolve: str = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[PublisherOptions],
 ) -> TypedPublisher[ndarray[Any, Any]]: ...
 @overload
 def publisher(
     name: str, /, *, type: type[T], evolve: str = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[PublisherOptions],
 ) -> TypedPublisher[T]: ...
 @overload
 def publisher(
     name: str, /, *, type: Codec[T], evolve: str = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[PublisherOptions],
 ) -> TypedPublisher[T]: ...
 @overload
 def publisher(
     name: str, /, *, type: dtype[Any], evolve: str = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[PublisherOptions],
 ) -> TypedPublisher[ndarray[Any, Any]]: ...
 @overload
-def publisher(name: str, /, *, type: None = ..., **options: Unpack[PublisherOptions]) -> Publisher: ...
+def publisher(
+    name: str, /, *, type: None = ..., evolve: str = ...,
+    durable: str | os.PathLike[str],
+    **options: Unpack[PublisherOptions],
+) -> DurablePublisher: ...
+@overload
+def publisher(
+    name: str, /, *, type: None = ..., evolve: str = ...,
+    durable: None = ...,
+    **options: Unpack[PublisherOptions],
+) -> Publisher: ...
 
 class SubscriberOptions(TypedDict, total=False):
     id: int
@@ -58,33 +73,60 @@ class SubscriberOptions(TypedDict, total=False):
     priority: int
     history: bool
     on_message: Callable[[Message], Any] | None
-    start: int | str | datetime.datetime
-    durable: str | os.PathLike[str] | None
 
 @overload
 def subscriber(
     name: str, /, *, type: type[Image], evolve: str = ...,
+    start: int | str | datetime.datetime | None = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[SubscriberOptions],
 ) -> TypedSubscriber[Image]: ...
 @overload
 def subscriber(
     name: str, /, *, type: type[ArrayLike], evolve: str = ...,
+    start: int | str | datetime.datetime | None = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[SubscriberOptions],
 ) -> TypedSubscriber[ndarray[Any, Any]]: ...
 @overload
 def subscriber(
     name: str, /, *, type: type[T], evolve: str = ...,
+    start: int | str | datetime.datetime | None = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[SubscriberOptions],
 ) -> TypedSubscriber[T]: ...
 @overload
 def subscriber(
     name: str, /, *, type: Codec[T], evolve: str = ...,
+    start: int | str | datetime.datetime | None = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[SubscriberOptions],
 ) -> TypedSubscriber[T]: ...
 @overload
 def subscriber(
     name: str, /, *, type: dtype[Any], evolve: str = ...,
+    start: int | str | datetime.datetime | None = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[SubscriberOptions],
 ) -> TypedSubscriber[ndarray[Any, Any]]: ...
 @overload
-def subscriber(name: str, /, *, type: None = ..., **options: Unpack[SubscriberOptions]) -> QueueSubscriber: ...
+def subscriber(
+    name: str, /, *, type: None = ..., evolve: str = ...,
+    start: int | str | datetime.datetime,
+    durable: str | os.PathLike[str] | None = ...,
+    **options: Unpack[SubscriberOptions],
+) -> Follower: ...
+@overload
+def subscriber(
+    name: str, /, *, type: None = ..., evolve: str = ...,
+    start: None = ...,
+    durable: str | os.PathLike[str],
+    **options: Unpack[SubscriberOptions],
+) -> Follower: ...
+@overload
+def subscriber(
+    name: str, /, *, type: None = ..., evolve: str = ...,
+    start: None = ...,
+    durable: None = ...,
+    **options: Unpack[SubscriberOptions],
+) -> QueueSubscriber: ...

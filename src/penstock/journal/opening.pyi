@@ -1,4 +1,5 @@
 # Written by scripts/openers.py from the signatures of open_publisher and open_subscriber.
+import datetime
 from collections.abc import Callable
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
@@ -6,7 +7,8 @@ from numpy import dtype, ndarray
 
 from penstock._core import Message
 from penstock.address import ArrayLike
-from penstock.journal import Follower, JournalPublisher
+from penstock.journal import JournalPublisher
+from penstock.journal.follow import Follower
 from penstock.types import Codec, TypedPublisher, TypedSubscriber
 from penstock.types.image import Image
 
@@ -40,10 +42,13 @@ def publisher(
     **options: Unpack[PublisherOptions],
 ) -> TypedPublisher[ndarray[Any, Any]]: ...
 @overload
-def publisher(name: str, /, *, type: None = ..., **options: Unpack[PublisherOptions]) -> JournalPublisher: ...
+def publisher(
+    name: str, /, *, type: None = ..., evolve: str = ...,
+    **options: Unpack[PublisherOptions],
+) -> JournalPublisher: ...
 
 class SubscriberOptions(TypedDict, total=False):
-    start: int | str
+    start: int | str | datetime.datetime
     on_message: Callable[[Message], Any] | None
 
 @overload
@@ -72,4 +77,7 @@ def subscriber(
     **options: Unpack[SubscriberOptions],
 ) -> TypedSubscriber[ndarray[Any, Any]]: ...
 @overload
-def subscriber(name: str, /, *, type: None = ..., **options: Unpack[SubscriberOptions]) -> Follower: ...
+def subscriber(
+    name: str, /, *, type: None = ..., evolve: str = ...,
+    **options: Unpack[SubscriberOptions],
+) -> Follower: ...

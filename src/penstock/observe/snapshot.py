@@ -22,7 +22,7 @@ __all__ = ["Block", "Key", "live", "matching", "broker_address"]
 
 Key = tuple[int, int, int]
 
-_GATEWAY_BUS = re.compile(r"gateway-[0-9a-f]{12}$|[0-9a-f]{12}/")
+_GATEWAY_BUS = re.compile(r"gateway-[0-9a-f]{12}(\?|$)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from numpy import dtype, ndarray
 
 from penstock.address import ArrayLike
 from penstock.channel import Overflow
+from penstock.durable_publisher import DurablePublisher
+from penstock.journal.follow import Follower
 from penstock.shm import Publisher, Subscriber
 from penstock.shm.publisher import ResizeCallback
 from penstock.types import Codec, TypedPublisher, TypedSubscriber
@@ -40,7 +42,6 @@ class PublisherOptions(TypedDict, total=False):
     latest: bool
     history_bytes: int | str | None
     before: int
-    durable: str | os.PathLike[str] | None
     durable_wait: bool
     retain_bytes: int | str | None
     retain_age_s: float | str | None
@@ -49,25 +50,39 @@ class PublisherOptions(TypedDict, total=False):
 @overload
 def publisher(
     name: str, /, *, type: type[ArrayLike], evolve: str = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[PublisherOptions],
 ) -> TypedPublisher[ndarray[Any, Any]]: ...
 @overload
 def publisher(
     name: str, /, *, type: type[T], evolve: str = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[PublisherOptions],
 ) -> TypedPublisher[T]: ...
 @overload
 def publisher(
     name: str, /, *, type: Codec[T], evolve: str = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[PublisherOptions],
 ) -> TypedPublisher[T]: ...
 @overload
 def publisher(
     name: str, /, *, type: dtype[Any], evolve: str = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[PublisherOptions],
 ) -> TypedPublisher[ndarray[Any, Any]]: ...
 @overload
-def publisher(name: str, /, *, type: str | None = ..., **options: Unpack[PublisherOptions]) -> Publisher: ...
+def publisher(
+    name: str, /, *, type: str | None = ..., evolve: str = ...,
+    durable: str | os.PathLike[str],
+    **options: Unpack[PublisherOptions],
+) -> DurablePublisher: ...
+@overload
+def publisher(
+    name: str, /, *, type: str | None = ..., evolve: str = ...,
+    durable: None = ...,
+    **options: Unpack[PublisherOptions],
+) -> Publisher: ...
 
 class SubscriberOptions(TypedDict, total=False):
     overflow: str | Overflow | None
@@ -84,33 +99,60 @@ class SubscriberOptions(TypedDict, total=False):
     group: int | str | None
     spin_us: int
     on_message: Callable[..., Any] | None
-    start: int | str | datetime.datetime
-    durable: str | os.PathLike[str] | None
 
 @overload
 def subscriber(
     name: str, /, *, type: type[Image], evolve: str = ...,
+    start: int | str | datetime.datetime | None = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[SubscriberOptions],
 ) -> TypedSubscriber[Image]: ...
 @overload
 def subscriber(
     name: str, /, *, type: type[ArrayLike], evolve: str = ...,
+    start: int | str | datetime.datetime | None = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[SubscriberOptions],
 ) -> TypedSubscriber[ndarray[Any, Any]]: ...
 @overload
 def subscriber(
     name: str, /, *, type: type[T], evolve: str = ...,
+    start: int | str | datetime.datetime | None = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[SubscriberOptions],
 ) -> TypedSubscriber[T]: ...
 @overload
 def subscriber(
     name: str, /, *, type: Codec[T], evolve: str = ...,
+    start: int | str | datetime.datetime | None = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[SubscriberOptions],
 ) -> TypedSubscriber[T]: ...
 @overload
 def subscriber(
     name: str, /, *, type: dtype[Any], evolve: str = ...,
+    start: int | str | datetime.datetime | None = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[SubscriberOptions],
 ) -> TypedSubscriber[ndarray[Any, Any]]: ...
 @overload
-def subscriber(name: str, /, *, type: str | None = ..., **options: Unpack[SubscriberOptions]) -> Subscriber: ...
+def subscriber(
+    name: str, /, *, type: str | None = ..., evolve: str = ...,
+    start: int | str | datetime.datetime,
+    durable: str | os.PathLike[str] | None = ...,
+    **options: Unpack[SubscriberOptions],
+) -> Follower: ...
+@overload
+def subscriber(
+    name: str, /, *, type: str | None = ..., evolve: str = ...,
+    start: None = ...,
+    durable: str | os.PathLike[str],
+    **options: Unpack[SubscriberOptions],
+) -> Follower: ...
+@overload
+def subscriber(
+    name: str, /, *, type: str | None = ..., evolve: str = ...,
+    start: None = ...,
+    durable: None = ...,
+    **options: Unpack[SubscriberOptions],
+) -> Subscriber: ...

@@ -8,14 +8,13 @@ is no subscriber. Unreliable: never waits, overwrites the oldest message that no
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock import channel
 from penstock._core import shm as native
 from penstock.channel import Buffer, Ledger, Overflow, choose
-from penstock.errors import InvalidArgument, RefusedError
+from penstock.errors import InvalidArgument, RefusedError, warn_user
 from penstock.history import Kept, kept_of
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class Publisher(native.Publisher, channel.Publisher):
         #: Whether the activation message was published; False too where none was asked for.
         self.activated = activation and self._activate()
         if activation and not self.activated:
-            warnings.warn(f"channel {name!r}: the activation message found no slot and was not published", stacklevel=2)
+            warn_user(f"channel {name!r}: the activation message found no slot and was not published")
 
     def agree(self, terms: channel.Terms) -> None:
         agree_on_schema(self, terms)

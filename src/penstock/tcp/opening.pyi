@@ -9,6 +9,7 @@ from numpy import dtype, ndarray
 
 from penstock._core import Message
 from penstock.address import ArrayLike
+from penstock.durable_publisher import DurablePublisher
 from penstock.tcp import Executor, Publisher, Subscriber
 from penstock.tcp.past import Past
 from penstock.types import Codec, TypedPublisher, TypedSubscriber
@@ -32,7 +33,6 @@ class PublisherOptions(TypedDict, total=False):
     latest: bool
     history_bytes: int | str | None
     past: Past | None
-    durable: str | os.PathLike[str] | None
     durable_wait: bool
     retain_bytes: int | str | None
     retain_age_s: float | str | None
@@ -41,25 +41,39 @@ class PublisherOptions(TypedDict, total=False):
 @overload
 def publisher(
     name: str, /, *, type: type[ArrayLike], evolve: str = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[PublisherOptions],
 ) -> TypedPublisher[ndarray[Any, Any]]: ...
 @overload
 def publisher(
     name: str, /, *, type: type[T], evolve: str = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[PublisherOptions],
 ) -> TypedPublisher[T]: ...
 @overload
 def publisher(
     name: str, /, *, type: Codec[T], evolve: str = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[PublisherOptions],
 ) -> TypedPublisher[T]: ...
 @overload
 def publisher(
     name: str, /, *, type: dtype[Any], evolve: str = ...,
+    durable: str | os.PathLike[str] | None = ...,
     **options: Unpack[PublisherOptions],
 ) -> TypedPublisher[ndarray[Any, Any]]: ...
 @overload
-def publisher(name: str, /, *, type: None = ..., **options: Unpack[PublisherOptions]) -> Publisher: ...
+def publisher(
+    name: str, /, *, type: None = ..., evolve: str = ...,
+    durable: str | os.PathLike[str],
+    **options: Unpack[PublisherOptions],
+) -> DurablePublisher: ...
+@overload
+def publisher(
+    name: str, /, *, type: None = ..., evolve: str = ...,
+    durable: None = ...,
+    **options: Unpack[PublisherOptions],
+) -> Publisher: ...
 
 class SubscriberOptions(TypedDict, total=False):
     max_reconnects: int
@@ -103,4 +117,7 @@ def subscriber(
     **options: Unpack[SubscriberOptions],
 ) -> TypedSubscriber[ndarray[Any, Any]]: ...
 @overload
-def subscriber(name: str, /, *, type: None = ..., **options: Unpack[SubscriberOptions]) -> Subscriber: ...
+def subscriber(
+    name: str, /, *, type: None = ..., evolve: str = ...,
+    **options: Unpack[SubscriberOptions],
+) -> Subscriber: ...

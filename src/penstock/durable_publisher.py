@@ -1,0 +1,489 @@
+"""A publisher that keeps its messages on disk, and the channel that its directory holds."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import re
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from penstock import address as addresses
+from penstock._core import journal as native
+from penstock.channel import Ledger, Publisher, Terms, check_timeout
+from penstock.errors import ClosedError, InvalidArgument, RefusedError
+from penstock.history import Opened, kept_of
+from penstock.journal import presence
+from penstock.journal.disk import Disk, read_all
+from penstock.journal.follow import Follower
+from penstock.journal.journal import Journal
+from penstock.journal.layout import CHANNEL_NAME, TIME_NOW, encode_properties
+from penstock.printable import printable
+
+if TYPE_CHECKING:
+    from penstock._core import Batch, Draft, Message
+    from penstock.address import Address
+    from penstock.channel import Buffer
+
+STAGED_BYTES = 16 << 20  # a publisher that is faster than the disk commits itself beyond this, which slows it down
+BATCH = 4096
+CLOSE_S = 5.0
+LOOK_S = 0.05
+PASS_ON_S = 1.0  # how long a publisher waits for a live flow that stands still
+KEEP_UP_S, KEEP_UP_LOOK_S = 0.02, 0.0002  # how long a batch waits for slow readers of shm, and how often it looks
+
+logger = logging.getLogger("penstock.durable")
+
+
+def check_channel(journal: Journal, address: Address, options: Mapping[str, Any]) -> str:
+    """The channel, as its directory knows it; ``RefusedError`` where the directory keeps another one."""
+    channel, topic = channel_of(address, options), topic_of(address)
+    with contextlib.suppress(FileNotFoundError):
+        kept = read_all(journal.directory / CHANNEL_NAME).decode("utf-8", "replace").strip()
+        if kept != channel and journal.frontier > 1:
+            raise _keeps(journal, kept, channel)
+        return channel
+    if others := set(journal.topics) - {topic}:  # made before there was such a file
+        raise _keeps(journal, repr(min(others)), f"{topic!r}, the topic of {channel}")
+    return channel
+
+
+def _keeps(journal: Journal, kept: str, wanted: str) -> RefusedError:
+    texts = [printable(text) for text in (str(journal.directory), kept, wanted)]
+    return RefusedError("{} keeps {}, not {}: one directory keeps one channel".format(*texts))
+
+
+def _note_channel(journal: Journal, channel: str) -> None:
+    """Write into the directory which channel it keeps, before its first message."""
+    path = journal.directory / CHANNEL_NAME
+    with contextlib.suppress(FileNotFoundError):
+        if read_all(path).decode("utf-8", "replace").strip() == channel:
+            return
+    disk = Disk()
+    disk.write_file(path, f"{channel}\n".encode())
+    disk.sync_directory(journal.directory)
+
+
+def channel_of(address: Address, options: Mapping[str, Any]) -> str:
+    """The channel's address without what another publisher of it may choose anew: options, and the port of tcp."""
+    if address.scheme == "tcp":
+        return "tcp://"
+    name = quote(address.name, safe="/")
+    number = options.get("id") or 0
+    return f"{address.scheme}:{name}?id={number}" if number else f"{address.scheme}:{name}"
+
+
+def topic_of(address: Address) -> str:
+    """What the channel is called in its journal."""
+    name = address.name.strip("/").replace("/", ".") if address.scheme != "tcp" else ""
+    parts = [re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in name.split(".")]
+    return ".".join(part for part in parts if part) or "default"
+
+
+class Past:
+    """What a tcp publisher reads for a subscriber that asks for the past."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.identity = journal.uuid.bytes
+
+    def open(self, start: str, identity: bytes, last: int) -> Opened:
+        """From ``start`` on, or after ``last`` where that came from this journal."""
+        frontier = self._journal.frontier
+        same = identity == self.identity and last
+        place = last + 1 if same else self._journal.place_of(start)
+        source = Follower(self._journal, place)
+        try:
+            source.wait(0)  # raises where it is damaged: the peer is told, instead of coming again and again
+        except BaseException:
+            source.close()
+            raise
+        return Opened(source, place, frontier)
+
+
+_flows: set[Flow] = set()  # those whose threads run
+_forgotten: set[Flow] = set()  # those that end because nobody holds their publisher any more
+
+
+@atexit.register
+def _end_all() -> None:
+    """Write what was published to disk before the program ends."""
+    for flow in list(_flows):
+        flow.end()
+
+
+def end_forgotten() -> None:
+    """Wait for the end of those whose publishers were forgotten."""
+    for flow in list(_forgotten):
+        flow.end()
+
+
+class Flow:
+    """What is under a publisher: messages go from memory to the disk, and from the disk to the live publisher.
+
+    Its threads hold this and never the publisher, so that a publisher that is forgotten is collected, and ends it.
+    """
+
+    def __init__(self, address: Address, journal: Journal, live_options: Mapping[str, Any]) -> None:
+        self.journal = journal
+        self.scheme = address.scheme
+        self.writer = journal.writer
+        # What is committed together lies in one segment, and retention removes whole segments: several fit into one.
+        self._most_staged = min(STAGED_BYTES, journal.segment_bytes // 4)
+        # A queue, because a finaliser puts into it: it may run in any thread, inside of any call but this one's.
+        self._staged: SimpleQueue[None] = SimpleQueue()
+        self._awake = False
+        self.committed = threading.Event()
+        self._all_committed = False
+        self._ending = False
+        self.failure: BaseException | None = None
+        self.end_error: BaseException | None = None
+        self._committing = threading.Lock()  # held by one commit, until its failure is noted
+        self._passing_on = threading.Condition()  # guards the two below
+        self._passed_on = 0  # the live flow has everything up to this position
+        self._held_up = False  # one has waited in vain; nobody waits until everything was passed on
+        self._outrun = False  # a reader of shm does not keep up
+        self.live, self._position = _open_live(address, journal, dict(live_options))
+        self._passed_on = self._position - 1
+        self._forwarder = threading.Thread(target=self._forward_on, name="penstock-durable-forward", daemon=True)
+        self._committer = threading.Thread(target=self._commit_on, name="penstock-durable-commit", daemon=True)
+        self._forwarder.start()
+        self._committer.start()
+        _flows.add(self)
+
+    # --- from memory to the disk
+
+    def wake(self) -> None:
+        """Something was staged."""
+        if not self._awake:
+            self._awake = True
+            self._staged.put(None)
+        if self.writer.staged_bytes > self._most_staged:
+            self.commit()
+
+    def commit(self, note: bool = False) -> None:
+        """``note``: a failure is told by the next call instead of being raised."""
+        with self._committing:
+            try:
+                self.journal.commit_staged()
+            except ClosedError:
+                raise
+            except Exception as error:
+                if not note:
+                    raise
+                self.failure = error
+                logger.error("%r: what was published last is not on disk: %s", self, error)
+            finally:
+                self.committed.set()
+
+    def _commit_on(self) -> None:
+        ending = False
+        try:
+            while not ending:
+                self._staged.get()
+                # read before the commit: if it is set, everything is staged by now and this commit is the last
+                ending = self._ending
+                self._awake = False  # before the commit, so that whatever is staged later wakes this thread again
+                self.commit(note=True)
+        except ClosedError:
+            pass
+        try:
+            self._give_back()
+        except BaseException as error:
+            self.end_error = error
+            logger.error("%r did not end well: %s", self, error)
+        finally:
+            _flows.discard(self)
+            _forgotten.discard(self)
+
+    # --- from the disk to the live publisher
+
+    def await_passed_on(self, position: int) -> None:
+        """Wait until the live publisher has everything up to ``position``; ``PASS_ON_S`` at most."""
+        with self._passing_on:
+            if self._passed_on >= position or self._held_up:
+                return
+            came = self._passing_on.wait_for(lambda: self._passed_on >= position or self._ending, PASS_ON_S)
+            self._held_up = not came
+
+    def _forward_on(self) -> None:
+        while True:
+            ending = self._all_committed
+            self.committed.clear()
+            try:
+                self._forward()
+            except ClosedError:
+                return
+            except Exception as error:  # only live subscribers miss it: it is in the journal
+                logger.error("%r: messages did not reach the live flow: %s", self, error)
+            if ending:
+                return
+            if not self._all_committed:
+                self.committed.wait()
+
+    def _forward(self) -> None:
+        while True:
+            batch, self._position = self.journal.read_from(self._position, BATCH)
+            if not len(batch):
+                self._note_passed_on(self._position - 1, everything=True)
+                return
+            for part in self._portions(batch):
+                self.live.forward(part)
+            self._note_passed_on(self._position - 1)
+
+    def _note_passed_on(self, position: int, everything: bool = False) -> None:
+        with self._passing_on:
+            self._passed_on = position
+            self._held_up = self._held_up and not everything
+            self._passing_on.notify_all()
+
+    def _portions(self, batch: Batch) -> Iterator[Batch | Sequence[Message]]:
+        """The batch as the live flow takes it.
+
+        What was committed together would come to an ``shm`` channel as one burst of more messages than it has slots,
+        and a reader that keeps up with the publisher would lose most of them. So they come in portions, each when the
+        slowest reader has room for it; all of them wait ``KEEP_UP_S`` at most, for nobody holds the live flow up.
+        """
+        if self.scheme != "shm":
+            yield batch
+            return
+        slots = self.live.slots
+        most = max(1, slots // 4)
+        room = max(slots - most, most)
+        deadline = time.monotonic() + KEEP_UP_S
+        for begin in range(0, len(batch), most):
+            part = batch[begin : begin + most]
+            while (late := self.live.unread + len(part) > room) and not self._outrun and not self._ending:
+                if time.monotonic() >= deadline:
+                    self._outrun = True  # once: a reader that stands still is not waited for with every message
+                    break
+                time.sleep(KEEP_UP_LOOK_S)
+            self._outrun = self._outrun and late
+            yield part
+
+    # --- the end
+
+    def forget(self) -> None:
+        """Nobody holds the publisher any more. A finaliser calls this: it takes no lock and waits for nothing."""
+        if not self._ending:
+            _forgotten.add(self)
+            self._begin_end()
+
+    def _begin_end(self) -> None:
+        self._ending = True
+        self._staged.put(None)
+
+    def end(self) -> None:
+        """Return when everything is on disk and passed on, and the threads have ended."""
+        self._begin_end()
+        self._committer.join()
+
+    def _give_back(self) -> None:
+        self._all_committed = True
+        self.committed.set()
+        self._forwarder.join(CLOSE_S)
+        slow = self._forwarder.is_alive()
+        self.live.close()
+        self._forwarder.join()
+        if slow:
+            logger.warning(
+                "%r: live subscribers were too slow: some messages from ordinal %d on did not reach them and are on "
+                "disk (start= reads them)",
+                self,
+                self._passed_on + 1,
+            )
+        self.journal.close()
+
+    def __repr__(self) -> str:
+        return f"<durable.Publisher {self.journal.directory}{', closed' if self._ending else ''}>"
+
+
+class DurablePublisher(Publisher):
+    """One writing handle over a journal and a live publisher. Unknown attributes are those of the live publisher."""
+
+    carries_properties = True
+
+    def __init__(self, address: Address, journal: Journal, live_options: Mapping[str, Any], wait: bool) -> None:
+        self.journal = journal
+        self.scheme = address.scheme
+        self.topic = topic_of(address)
+        _note_channel(journal, check_channel(journal, address, live_options))
+        self._topic_id = journal.topic_id(self.topic)
+        self._writer = journal.writer
+        self._wait = wait
+        self._closed = False
+        self._lock = threading.Lock()
+        self._before = self._writer.next_position - 1  # published by others
+        self._flow = Flow(address, journal, live_options)
+        self.inner = self._flow.live
+        weakref.finalize(self, self._flow.forget).atexit = False
+
+    # --- publishing
+
+    def publish(
+        self,
+        data: Buffer,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timestamp_ns: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Store a copy of ``data``, which then goes to the live publisher; returns its ordinal.
+
+        ``timeout`` is checked and ends nothing: who publishes waits for the disk at most, never for a subscriber.
+        """
+        flow = self._flow
+        if self._closed or flow.failure is not None:
+            self._check_usable()
+        if timeout is not None:
+            check_timeout(timeout)
+        if self._wait:
+            ordinal = self.journal.append(self.topic, data, properties=properties, timestamp_ns=timestamp_ns)
+            flow.committed.set()
+            flow.await_passed_on(ordinal)
+        elif properties is None and timestamp_ns is None:
+            ordinal = self._writer.stage(self._topic_id, data)
+            flow.wake()
+        else:
+            time_ns = TIME_NOW if timestamp_ns is None else timestamp_ns
+            ordinal = self._writer.stage(self._topic_id, data, encode_properties(properties), b"", b"", time_ns)
+            flow.wake()
+        return ordinal
+
+    def publish_many(self, batch: Iterable[Buffer], *, timeout: float | None = None) -> int:
+        """Store each of them, in order; returns how many. ``timeout`` as in ``publish``."""
+        self._check_usable()
+        check_timeout(timeout)
+        items = batch if isinstance(batch, list | tuple) else list(batch)
+        if self._wait:
+            self.journal.append_many(self.topic, items)
+            self._flow.committed.set()
+            self._flow.await_passed_on(self._writer.committed_position - 1)
+        elif items:
+            self._writer.stage_buffers(self._topic_id, items)
+            self._flow.wake()
+        return len(items)
+
+    def reserve(self, size: int) -> Draft:
+        """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""
+        self._check_usable()
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"size must be an int, not {type(size).__name__}")
+        if not 0 <= size <= self.journal.max_message_bytes:
+            raise InvalidArgument(f"size={size} must be 0 to max_message_bytes={self.journal.max_message_bytes}")
+        return native.reserve(size, self.publish, self)
+
+    def flush(self) -> None:
+        """Wait until everything published so far is on disk, and has been passed to the live publisher: who joins
+        afterwards finds it in its history. A live flow that stands still is waited for a second at most."""
+        self._check_usable()
+        self._flow.commit()
+        self._check_usable()  # another thread's commit may have failed
+        self._flow.await_passed_on(self._writer.committed_position - 1)
+
+    def _publish_now(self, data: Any, options: Mapping[str, Any]) -> int:
+        if self._wait:
+            raise BlockingIOError
+        return self.publish(data, **options)
+
+    # --- the contract
+
+    def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
+        """Wait for this many subscribers, live ones and readers of the journal together."""
+        check_timeout(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._check_usable()
+            followers = 0 if self.scheme == "tcp" else presence.count(self.journal.directory)
+            left = LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))
+            if followers >= subscribers or self.inner.wait_ready(subscribers - followers, left):
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+
+    def agree(self, terms: Terms) -> None:
+        self.inner.agree(terms)
+        self.journal.agree(self.topic, terms)
+
+    @property
+    def schema(self) -> str | None:
+        return self.journal.schemas.newest(self.topic)[1] or None
+
+    @property
+    def ledger(self) -> Ledger:
+        """What this publisher has published, and what of it is on disk."""
+        published = self._writer.next_position - 1 - self._before
+        stored = self._writer.committed_position - 1 - self._before
+        return Ledger(matched=published, delivered=min(stored, published), in_flight=max(0, published - stored))
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError("this publisher was closed")
+        flow = self._flow
+        if flow.failure is not None:
+            error, flow.failure = flow.failure, None
+            raise error
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Write what was published to disk, and pass it to live subscribers as far as they accept it."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._flow.end()
+        if self._flow.end_error is not None:
+            raise self._flow.end_error
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # while it is being made
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __repr__(self) -> str:
+        return f"<durable.Publisher {self.journal.directory}{', closed' if self._closed else ''}>"
+
+
+def _open_live(address: Address, journal: Journal, options: dict[str, Any]) -> tuple[Any, int]:
+    """The live publisher, and the position from which on it is given messages.
+
+    The messages that it keeps for late joiners come from the journal, also those of earlier publishers.
+    """
+    next_position = journal.frontier
+    kept = kept_of(options.get("history"), bool(options.get("latest")), options.get("history_bytes"))
+    first = max(journal.first, next_position - kept.messages)
+    if kept.age_ns:
+        first = max(first, journal.find_time(time.time_ns() - kept.age_ns) or next_position)
+    room = addresses.room(address.scheme)
+    if options.get("mux") is not None:
+        raise InvalidArgument(f"{address.text}: a virtual channel cannot be durable; bridge it to a journal")
+    if address.scheme == "tcp":
+        return room.open_publisher(address, past=Past(journal), **options), first
+    directory = str(journal.directory.resolve())
+    if address.scheme == "bus":
+        live = room.open_publisher(address, **options)
+        try:
+            live.bus.claim(live)
+        except RefusedError:
+            live.close()
+            raise
+        if live.bus.durable.get(live.id) == directory and live.wait_ready(1, 0):
+            first = journal.first  # its subscribers continue with what the last publisher had not passed on
+        live.bus.durable[live.id] = directory
+        last = live.bus._go_on(live.id, first - 1)
+        return live, min(last + 1, next_position)
+    if options.get("max_publishers") not in (None, 1):
+        raise InvalidArgument(f"{address.text}: a durable channel has one publisher, so that ordinals are positions")
+    live = room.Publisher(address.name, before=first - 1, **{**options, "max_publishers": 1})
+    live._durable(directory)
+    last = live.last_ordinal  # the channel outlived its last publisher: continue with what that one had not passed on
+    return live, min(last + 1, next_position)
