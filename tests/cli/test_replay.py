@@ -328,6 +328,16 @@ def test_a_queue_that_a_program_does_not_read_is_told_with_what_to_do(folder: Pa
     assert done.returncode == 1 and "step()" in done.stderr and "drop_oldest" in done.stderr, done.stderr
 
 
+def test_a_bus_of_which_a_program_keeps_no_handle_gets_its_messages(folder: Path) -> None:
+    (folder / "program.py").write_text(
+        "import gc, penstock\nfrom penstock.bus import CallbackSubscriber, named_bus\n"
+        "out = penstock.publisher('bus:out')\n"
+        "named_bus('speed').add(CallbackSubscriber(lambda message: out.publish(b'x'), ids=(0,)))\ngc.collect()\n"
+    )
+    done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", cwd=folder)
+    assert done.returncode == 0 and "50 in the output" in done.stdout and not done.stderr, done.stderr
+
+
 def test_an_address_that_a_program_does_not_use_is_told(folder: Path) -> None:
     options = ("--into", "program.py", "--capture", "bus:uot", "--map", "speed=bus:sped")
     done = run("replay", "rec", *options, cwd=folder)

@@ -165,6 +165,7 @@ class ProgramTarget:
             _check_bus(text, "--capture")
         self._file = file
         self._outputs = outputs
+        self._places: list[str] = []  # where topics go
 
     def at_home(self) -> contextlib.AbstractContextManager[None]:
         return _beside(self._file)
@@ -175,23 +176,29 @@ class ProgramTarget:
         rules = _rules_for(topics, mapping)
         for text in rules.values():
             _check_bus(text, "--map")
-        return {
+        found = {
             topic: rules.get(topic) or (at if (at := recorded.get(topic, "")).startswith("bus:") else f"bus:{topic}")
             for topic in topics
         }
+        self._places = [*found.values()]
+        return found
 
     def unfed(self, sources: Mapping[str, str]) -> list[str]:
         return []
 
     def actor(self, clock: VirtualClock, on_published: Told, on_left: Told) -> Actor:
-        return _Program(self._file, self._outputs, clock, on_published)
+        return _Program(self._file, self._outputs, self._places, clock, on_published)
 
 
 class _Program:
     """A program that was run and waits for messages."""
 
-    def __init__(self, file: Path, outputs: tuple[str, ...], clock: VirtualClock, told: Told) -> None:
+    def __init__(
+        self, file: Path, outputs: tuple[str, ...], places: list[str], clock: VirtualClock, told: Told
+    ) -> None:
         self._file, self._clock = file, clock
+        # A program may keep no handle of a bus that it subscribes to: until the first message nobody would hold it.
+        self._held = [named_bus(address.parse(text).name) for text in places]
         self._publishers: dict[str, Any] = {}
         self._heard: dict[str, bool] = {}  # sources: whether anybody has listened
         self._captured = dict.fromkeys(outputs, 0)
@@ -286,6 +293,7 @@ class _Program:
             listener.close()
             bus.close()
         self._listeners.clear()
+        self._held.clear()
 
 
 def _place_in(file: Path, error: BaseException) -> str:
