@@ -43,7 +43,7 @@ SERVED: dict[str, list[tuple[bytes, int]]] = {
     "LIST": [(b"LIST\n", 1)],
     "STATS": [(b"STATS\n", 1)],
     "PEERS": [(b"PEERS t\n", 1)],
-    "SCHEMA": [(b"SCHEMA t\n", 1), (b"SCHEMA t 1 eyJkZWZpbml0aW9uIjp7fSwiZW5jb2RpbmciOiJqc29uIiwibmFtZSI6IlgifQ==\nSCHEMA t 1 eyJkZWZpbml0aW9uIjp7fSwiZW5jb2RpbmciOiJqc29uIiwibmFtZSI6IlgifQ==\n", 2)],
+    "SCHEMA": [(b"SCHEMA t\n", 1), (b"SCHEMA t all\n", 1), (b"SCHEMA t 1 eyJkZWZpbml0aW9uIjp7fSwiZW5jb2RpbmciOiJqc29uIiwibmFtZSI6IlgifQ==\nSCHEMA t 1 eyJkZWZpbml0aW9uIjp7fSwiZW5jb2RpbmciOiJqc29uIiwibmFtZSI6IlgifQ==\n", 2)],
     "FETCH": [(b"FETCH 1 5\n", 1)],
     "PING": [],  # the end of each of these
 }  # fmt: skip

@@ -15,6 +15,7 @@ import penstock
 from penstock.foxglove.server import Server
 from penstock.journal import Journal
 from penstock.observe.snapshot import live
+from penstock.recording.story import STORY
 from tests.cli.command import run, start
 
 from .viewer import Viewer
@@ -83,6 +84,42 @@ def test_what_cannot_be_is_told(tmp_path: Path) -> None:
     assert run("foxglove", "shm:/x", "--loop").returncode == 2
     assert run("foxglove", "bus:x").returncode == 2
     assert run("foxglove", str(tmp_path / "none")).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("shm:/x?nonsense=1", "has no option 'nonsense'"),
+        ("foo:/x", "has no known scheme"),
+        ("tcp://127.0.0.1", "not of the form tcp://HOST:PORT"),
+        ("shm:", "names nothing"),
+        ("", "an address has a scheme"),
+    ],
+)
+def test_an_address_that_can_never_be_is_refused_before_anything_is_served(address: str, told: str) -> None:
+    done = run("foxglove", address, "--port", "0", "--seconds", "0")
+    assert (done.returncode, done.stdout) == (2, "") and told in done.stderr, done.stderr
+
+
+def test_a_journal_that_is_not_there_is_told_once(tmp_path: Path) -> None:
+    done = run("foxglove", f"journal:{tmp_path / 'none'}#x", "--port", "0", "--seconds", "0.1")
+    assert done.returncode == 0 and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_port_that_is_taken_is_one_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = run("foxglove", "shm:/x", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 1 and "Address already in use" in done.stderr and "FoxgloveError" not in done.stderr
+
+
+def test_a_recorder_that_did_not_end_properly_is_told(tmp_path: Path) -> None:
+    with Journal(tmp_path / "run") as journal:
+        journal.append(STORY, json.dumps({"event": "started", "addresses": {"shm:/x": "x"}}).encode())
+        journal.append("x", b"{}")
+    done = run("foxglove", str(tmp_path / "run"), "--port", "0", "--seconds", "0")
+    assert done.returncode == 0 and "the recorder did not end properly" in done.stderr
 
 
 def test_beyond_loopback_only_where_it_is_said_aloud() -> None:

@@ -87,6 +87,24 @@ def test_all_of_it_in_order_and_to_the_end(server: Server) -> None:
         assert numbers(viewer)[101] == 0
 
 
+def test_damage_is_told_and_what_lies_before_and_after_is_shown(
+    recording: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = sorted(recording.glob("*.log"))[1]  # the ticks 21 to 50
+    body = bytearray(log.read_bytes())
+    body[body.index(b'{"n":30}') + 5] ^= 0xFF
+    log.write_bytes(body)
+    with Server(recording=recording, port=0, paused=True) as server, Viewer(server.port) as viewer:
+        look(viewer, server, "/clock/tick")
+        viewer.control(PLAY, 100.0)
+        viewer.until(lambda: any("damaged" in status for status in viewer.statuses))
+        viewer.until(lambda: viewer.states[-1]["status"] == "paused")
+        assert "damaged" in caplog.text
+        assert numbers(viewer) == list(range(len(numbers(viewer)))) and 20 <= len(numbers(viewer)) <= 30
+        viewer.control(PLAY, 100.0, seek_ns=second(60), request="after it")
+        viewer.until(lambda: numbers(viewer)[-1] == 100 and viewer.states[-1]["status"] == "ended")
+
+
 def test_seek_shows_what_stood_there_and_goes_on_from_there(server: Server) -> None:
     with Viewer(server.port) as viewer:
         look(viewer, server, "/clock/tick", "/thing")

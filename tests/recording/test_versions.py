@@ -3,6 +3,7 @@ message by the version that it was written with."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import time
@@ -17,6 +18,7 @@ import pytest
 
 import penstock
 from penstock import types
+from penstock.broker import Server
 from penstock.journal.schemas import read_schemas
 from penstock.recording import Recording
 from penstock.recording.recorder import Plan, Recorder
@@ -175,20 +177,44 @@ def test_what_is_of_no_version_is_under_no_schema_and_told_the_same_in_every_for
         assert back.to_arrow("topic", errors="skip").column("x").to_pylist() == ["1", '"two"', "3"]
 
 
-@pytest.mark.parametrize("reach", ["shm", "journal"])
+@pytest.mark.parametrize("reach", ["shm", "journal", "broker"])
 def test_a_recording_has_every_version_that_its_source_keeps(reach: str, tmp_path: Path) -> None:
     """A publisher may go on with a type that another has replaced before the recording began."""
-    where = f"shm:/versions-{uuid.uuid4().hex[:8]}" if reach == "shm" else f"journal:{tmp_path / 'from'}#topic"
+    with contextlib.ExitStack() as stack:
+        if reach == "broker":
+            broker = stack.enter_context(Server(tmp_path / "broker", 0).start())
+            where = f"broker://127.0.0.1:{broker.port}/topic"
+        else:
+            where = f"shm:/versions-{uuid.uuid4().hex[:8]}" if reach == "shm" else f"journal:{tmp_path / 'from'}#topic"
+        record_two_types(where, tmp_path / "run")
+    with Recording(tmp_path / "run") as recording:
+        found = recording.to_arrow("topic").column("x").to_pylist()
+    assert {"2", '"three"'} <= set(found)
+
+
+def record_two_types(where: str, run: Path) -> None:
     packed = types.plain(Second, "msgpack")
     with penstock.publisher(where, type=First) as old, penstock.publisher(where, type=packed, evolve="any") as new:
         new.publish(Second("one"))
-        with Recorder(Plan(tmp_path / "run", {where: "topic"})) as recorder:
+        with Recorder(Plan(run, {where: "topic"})) as recorder:
             deadline = time.monotonic() + 60
             while recorder.totals()["topics"]["topic"] < 3:
                 assert time.monotonic() < deadline
                 old.publish(First(2))
                 new.publish(Second("three"))
                 time.sleep(0.02)
-    with Recording(tmp_path / "run") as recording:
-        found = recording.to_arrow("topic").column("x").to_pylist()
-    assert {"2", '"three"'} <= set(found)
+
+
+def test_a_tcp_subscriber_has_every_type_that_it_met() -> None:
+    """The messages of a publisher that has gone are still to be read when the next one says its type."""
+    with penstock.tcp.publisher("tcp://127.0.0.1:0", type=First) as old:
+        address = old.address
+        subscriber = penstock.tcp.subscriber(address)
+        old.wait_ready(subscribers=1, timeout=60)
+        old.publish(First(1))
+    with subscriber, penstock.tcp.publisher(address, type=Second) as new:
+        new.wait_ready(subscribers=1, timeout=60)
+        new.publish(Second("two"))
+        assert [bytes(subscriber.receive(60)) for _ in range(2)] == [b'{"x":1}', b'{"x":"two","more":[]}']
+        assert [types.Schema.parse(text).name for text in subscriber.schemas_of(None)] == ["First", "Second"]
+        assert subscriber.schemas_of(None)[-1] == subscriber.schema

@@ -315,6 +315,8 @@ def test_the_command_shows_schemas(tmp_path: Path) -> None:
     assert "PoseAndTime as json" in command("schema", f"journal:{tmp_path / 'j'}#pose").stdout
     lines = command("schema", tmp_path / "j", "--all", "--json").stdout.splitlines()
     assert [json.loads(line)["version"] for line in lines] == [1, 2]
+    lines = command("schema", f"journal:{tmp_path / 'j'}#pose", "--all", "--json").stdout.splitlines()
+    assert [json.loads(line)["name"] for line in lines] == ["Pose", "PoseAndTime"], "of an address too"
     with penstock.publisher("shm:/types-shown", type=timestamp_pb2.Timestamp):
         done = command("schema", "shm:/types-shown")
         assert "optional int64 seconds = 1;" in done.stdout, done.stderr

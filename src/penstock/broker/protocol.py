@@ -721,7 +721,7 @@ class Protocol(Session):
         return b"PEERS %d %d\n" % (len(queues), sum(len(queue.consumers) for queue in queues))
 
     def schema(self, name: str, *rest: str) -> Answer:
-        """SCHEMA <topic> [<version> <base64>]: what its messages are made of; with a text, that from now on.
+        """SCHEMA <topic> [all|<version> <base64>]: what its messages are made of; with a text, that from now on.
 
         The version is that which the text is to have: of two who change it at a time the second is refused. With a
         pattern in place of the topic: the newest text of each topic that it matches and the client may read, and all
@@ -733,13 +733,14 @@ class Protocol(Session):
             changed = {topic: known.joined(topic) for topic in found if len(known.versions(topic)) > 1}
             return _data({"topics": {topic: known.newest(topic)[1] for topic in found}, "versions": changed})
         version, text = known.newest(words.check_topic(name))
-        if not rest:
+        if not rest or rest == ("all",):
             if not (self.rights.may_publish(name) or self.rights.may_subscribe(name)):
                 raise Refusal("denied", f"the topic is neither yours to publish to nor to read: {name}")
-            digests = [digest_of(one) for one in known.versions(name).values()]
-            return _data({"version": version, "schema": text, "digests": digests})
+            texts = list(known.versions(name).values())
+            every = {"versions": texts} if rest else {}
+            return _data({"version": version, "schema": text, "digests": [digest_of(one) for one in texts], **every})
         if len(rest) != 2:
-            raise Refusal("bad_request", "the form is SCHEMA <topic> [<version> <base64>]")
+            raise Refusal("bad_request", "the form is SCHEMA <topic> [all|<version> <base64>]")
         self.check_publish([name])
         given = _schema_text(rest[1])
         if given != text:
@@ -866,7 +867,7 @@ VERBS = {
     "LIST": Verb(Protocol.list_queues, "LIST", 0, None, asks=True),
     "STATS": Verb(Protocol.stats, "STATS", 0, None, asks=True),
     "PEERS": Verb(Protocol.peers, "PEERS <topic>", 1, 1, asks=True),
-    "SCHEMA": Verb(Protocol.schema, "SCHEMA <topic> [<version> <base64>]", 1, 3, stores=True),
+    "SCHEMA": Verb(Protocol.schema, "SCHEMA <topic> [all|<version> <base64>]", 1, 3, stores=True),
     "FETCH": Verb(Protocol.fetch, "FETCH <first> <most> [bytes=] [topics=|queue=] [stored]", 2, None, asks=True),
     "PING": Verb(Protocol.ping, "PING", 0, None, asks=True),
     "BYE": Verb(Protocol.bye, "BYE [unread]", 0, None),

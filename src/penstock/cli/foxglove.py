@@ -47,6 +47,7 @@ def foxglove(
     Example: [green]penstock foxglove shm:/camera shm:/pose[/]
     """
     from penstock.foxglove.server import Server
+    from penstock.recording.story import read_story
 
     logging.getLogger("foxglove").addHandler(logging.NullHandler())
     logging.getLogger("foxglove").propagate = False  # it calls a viewer's mistakes errors; the viewer is told them
@@ -60,6 +61,8 @@ def foxglove(
         raise InvalidArgument("--loop is for a recording")
     addresses = [] if folders else expanded(given or [])
     recording = Path(folders[0]) if folders else None
+    for gap in read_story(recording).missing() if recording else ():
+        exits.told(f"{recording}: {gap}")
     with Server(
         addresses, recording, host=host, port=port, paused=paused, loop=loop, insecure=insecure
     ) as server:

@@ -26,7 +26,7 @@ LOOK_S = 0.02
 @app.command()
 def schema(
     target: Annotated[str, typer.Argument(help="An address, or the folder of a journal, recording or lake.")],
-    every: Annotated[bool, typer.Option("--all", help="Every version of a folder's topics, not the newest.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every version that is kept, not the newest.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for a publisher's greeting.")] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a schema.")] = False,
 ) -> None:
@@ -36,7 +36,7 @@ def schema(
     """
     found = 0
     journal = Path(target.removeprefix("journal:"))  # without a topic, all of them are shown
-    said = _of_folder(journal, every) if journal.is_dir() or is_folder(target) else _of_address(target, timeout)
+    said = _of_folder(journal, every) if journal.is_dir() or is_folder(target) else _of_address(target, every, timeout)
     for where, version, text in said:
         found += 1
         described = Schema.parse(text)
@@ -78,7 +78,7 @@ def _of_lake(folder: Path, every: bool) -> Iterator[tuple[str, int, str]]:
                 yield f"{folder}#{topic}", version, text
 
 
-def _of_address(target: str, timeout: float) -> Iterator[tuple[str, int, str]]:
+def _of_address(target: str, every: bool, timeout: float) -> Iterator[tuple[str, int, str]]:
     parts = addresses.parse(target)
     if parts.scheme == "bus":
         raise InvalidArgument(f"{parts.text}: a bus is seen only by its own process")
@@ -88,8 +88,9 @@ def _of_address(target: str, timeout: float) -> Iterator[tuple[str, int, str]]:
         while text is None and parts.scheme == "tcp" and time.monotonic() < deadline:
             time.sleep(LOOK_S)
             text = subscriber.schema
-    if text is not None:
-        yield parts.text, 0, text
+        versions = subscriber.schemas_of(parts.topic) if every else []
+    for one in versions or ([text] if text else []):
+        yield parts.text, 0, one
 
 
 def lines(described: Schema) -> list[str]:

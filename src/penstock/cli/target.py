@@ -30,7 +30,7 @@ __all__ = [
 
 def is_folder(text: str) -> bool:
     """Whether an argument that may be a folder or an address is a folder; ``InvalidArgument`` where it is neither."""
-    if Path(text).is_dir():
+    if text and Path(text).is_dir():  # an empty path would be the current folder
         return True
     if ":" not in text:
         raise InvalidArgument(f"there is no folder {text!r}, and an address has a scheme, as in shm:/{text.strip('/')}")

@@ -69,14 +69,15 @@ class Shown:
             self._told_at = now
             logger.warning("%s: a message is not shown: %s (%d so far)", self.source, refused, self.failures)
 
-    def send(self, message: Any, place: Place | None = None) -> ValueError | None:
-        """Send it to the viewers; the reason if it does not match its schema."""
+    def send(self, message: Any, place: Place | None = None) -> str | None:
+        """Send it to the viewers; the reason if it does not match its schema. A text: the error itself would keep the
+        message, and whoever reads it, until the garbage is collected."""
         if not self._sure:
             self._make_sure(message)
         try:
             body = self._presentation.convert(message, place)
         except ValueError as error:
-            return error
+            return str(error)
         self.channel.log(body, log_time=message.timestamp_ns)
         return None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock.address import parse, without_secrets
+from penstock.address import check, parse, without_secrets
 from penstock.errors import ClosedError, PenstockError, RefusedError, describe
 from penstock.foxglove.board import Board, Shown
 from penstock.foxglove.presentation import Line, is_image
@@ -46,6 +46,8 @@ class Live:
     """The given addresses, or all that are published on this machine. One thread calls ``tend``."""
 
     def __init__(self, board: Board, addresses: Sequence[str] = (), *, paused: bool = False) -> None:
+        for address in addresses:
+            check(address, "subscriber")
         self.board = board
         self.paused = paused  #: while set, messages are read and not sent
         self._named = list(dict.fromkeys(addresses))
@@ -132,7 +134,8 @@ class Live:
                 schema, sample = self._look(address)
                 self._failed.pop(address, None)
             except (PenstockError, OSError) as error:
-                self._tell(address, f"{describe(error)}; waiting, and it is shown when somebody is there")
+                if address not in self._silent:  # it was told that nobody publishes there
+                    self._tell(address, f"{describe(error)}; waiting, and it is shown when somebody is there")
                 self._look_again[address] = time.monotonic() + LOOK_AGAIN_S
                 self._looks[address] = 0
                 if address not in self._named:

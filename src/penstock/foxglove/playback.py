@@ -2,12 +2,14 @@
 
 One thread sends. Controls (the viewer's buttons, parameters) set the wanted state under one lock and wake that thread.
 The playback's clock stands still while there is no viewer, and never runs ahead of the messages sent. A seek sends the
-last message of each topic before that moment, then continues from there.
+last message of each topic before that moment, then continues from there. Where the recording cannot be read it pauses
+and says why; a seek may go beyond that place.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import threading
 import time
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, PenstockError, describe
 from penstock.foxglove.board import Board
 from penstock.foxglove.presentation import is_image
 from penstock.recording.span import Span, last_until, located, reader, time_range, topic_names
@@ -32,6 +34,7 @@ __all__ = ["Playback", "State"]
 MIN_SPEED, MAX_SPEED = 0.01, 100.0
 TELL_S = 0.1  # how often the playback's time is sent to viewers
 LATE_S = 0.5  # if sending lags by more than this, the clock waits
+logger = logging.getLogger("penstock.foxglove")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +48,21 @@ class State:
 
 
 class Playback:
-    """``tell`` is called with the state when the playback itself has changed it, and regularly while it plays."""
+    """``tell`` is called with the state when the playback itself has changed it, and regularly while it plays; ``warn``
+    with the reason when the recording cannot be read."""
 
     def __init__(
-        self, board: Board, directory: Path, tell: Callable[[State], None], *, paused: bool = False, loop: bool = False
+        self,
+        board: Board,
+        directory: Path,
+        tell: Callable[[State], None],
+        warn: Callable[[str], None],
+        *,
+        paused: bool = False,
+        loop: bool = False,
     ) -> None:
         self.board = board
-        self._tell = tell
+        self._tell, self._warn = tell, warn
         self._loop = loop
         self._stack = contextlib.ExitStack()
         self._journals = [self._stack.enter_context(reader(folder)) for folder in parts(directory)]
@@ -146,27 +157,46 @@ class Playback:
     # --- the thread
 
     def _run(self) -> None:
-        coming: Iterator[tuple[Journal, Message]] = iter(())
+        self._coming: Iterator[tuple[Journal, Message]] = iter(())
         following: tuple[Journal, Message] | None = None
         while (step := self._next_step(None if following is None else following[1])) != "stop":
-            if step == "tell":
-                self._tell(self.state)
-            elif step == "show" and following is not None:
-                self._show(*following)
-                following = next(coming, None)
-            elif step == "catch up":
-                for one in list(self._passed.values()):
-                    self._show(*one)
-            elif step == "seek":
-                self._passed.clear()
+            try:
+                following = self._do(step, following)
+            except (PenstockError, OSError) as error:
+                self._coming, following = iter(()), None
                 with self._changed:
-                    seek_ns, self._seek_ns = self._seek_ns or 0, None
-                later = seek_ns > self.range_ns[0]
-                coming = located(self._journals, None, Span(seek_ns + later, None))
-                if later:
+                    self._anchor, self._paused = (time.monotonic(), self._now_ns()), True
+                self._tell_failure(error)
+                self._tell(self.state)
+
+    def _do(self, step: str, following: tuple[Journal, Message] | None) -> tuple[Journal, Message] | None:
+        """Do what is next; returns the message that is shown after it."""
+        if step == "tell":
+            self._tell(self.state)
+        elif step == "show" and following is not None:
+            self._show(*following)
+            return next(self._coming, None)
+        elif step == "catch up":
+            for one in list(self._passed.values()):
+                self._show(*one)
+        elif step == "seek":
+            self._passed.clear()
+            with self._changed:
+                seek_ns, self._seek_ns = self._seek_ns or 0, None
+            later = seek_ns > self.range_ns[0]
+            self._coming = located(self._journals, None, Span(seek_ns + later, None))
+            if later:
+                try:
                     for one in last_until(self._journals, self._topics, seek_ns, self._given_up).values():
                         self._show(*one)
-                following = next(coming, None)
+                except (PenstockError, OSError) as error:  # what lies before it; it plays on from there all the same
+                    self._tell_failure(error)
+            return next(self._coming, None)
+        return following
+
+    def _tell_failure(self, error: Exception) -> None:
+        logger.warning("%s", describe(error))
+        self._warn(describe(error))
 
     def _next_step(self, message: Message | None) -> Literal["stop", "seek", "catch up", "show", "tell"]:
         """Wait until there is something to do, and return it."""

@@ -24,6 +24,7 @@ from foxglove.websocket import (
     PlaybackState,
     PlaybackStatus,
     ServerListener,
+    StatusLevel,
 )
 
 from penstock.address import is_loopback
@@ -66,7 +67,7 @@ class Server:
         if recording is None:
             self.live = Live(self.board, addresses, paused=paused)
         else:
-            self.playback = Playback(self.board, recording, self._tell, paused=paused, loop=loop)
+            self.playback = Playback(self.board, recording, self._tell, self._warn, paused=paused, loop=loop)
 
     def __enter__(self) -> Server:
         more: dict[str, Any] = {}
@@ -84,7 +85,7 @@ class Server:
             )
         except Exception as error:  # the package has no errors of its own
             self.close()
-            said = f"{self._host}:{self._port}: {error}"
+            said = f"{self._host}:{self._port}: {str(error).removeprefix('FoxgloveError: ')}"
             raise RefusedError(f"{said}; --port chooses another, 0 a free one") from None
         if self.playback is not None:
             self.playback.start()
@@ -170,6 +171,10 @@ class Server:
         if server is not None:
             server.broadcast_time(state.now_ns)
             server.broadcast_playback_state(_told(state, ""))
+
+    def _warn(self, why: str) -> None:
+        if self._server is not None:
+            self._server.publish_status(why, StatusLevel.Error)
 
 
 def _told(state: State, request: str) -> PlaybackState:

@@ -176,6 +176,7 @@ class Session:
                 connection.close()
                 self._disagree()
                 return
+            self._subscriber.note_schema(agreement.schema)
             if self.disagrees:
                 self.disagrees = False
                 self._subscriber.agrees_again()

@@ -34,6 +34,7 @@ from penstock.tcp.executor import READ, Executor, default_executor
 from penstock.tcp.log import logger
 from penstock.tcp.protocol import Agreed, Request, Wanted
 from penstock.tcp.session import Session, SessionState
+from penstock.types.schema import MAX_VERSIONS
 
 if TYPE_CHECKING:
     import datetime
@@ -103,6 +104,7 @@ class Subscriber(SubscriberContract):
         self._closing = False
         self._full_logged = False
         self._terms: Terms | None = None
+        self._schemas: list[str] = []  # those of the handshakes, each once, the newest last
         self.refusal: PenstockError | None = None  #: why a session ended whose publisher's type does not match ours
         self._owner_pid = os.getpid()
         # Holds this: whoever has `subscriber.read` alone, which is a method of the inlet, has the subscriber.
@@ -175,6 +177,15 @@ class Subscriber(SubscriberContract):
     def schema(self) -> str | None:
         """The schema from its publisher's handshake; None if there was none, or nobody is connected."""
         return next((session.schema for session in self.sessions if session.schema), None)
+
+    def schemas_of(self, topic: str | None) -> list[str]:
+        """Those of all publishers that it was connected to, the newest last: what they sent may still be unread."""
+        return self._schemas
+
+    def note_schema(self, schema: str) -> None:
+        """A session is connected to a publisher of this schema. The executor's thread calls it."""
+        if schema:
+            self._schemas = [*(one for one in self._schemas if one != schema), schema][-MAX_VERSIONS:]
 
     def forget(self, session: Session) -> None:
         """A session was cancelled; wait for a callback that runs, unless this is called inside it."""

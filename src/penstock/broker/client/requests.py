@@ -336,6 +336,13 @@ def schema_answer(answer: Any) -> tuple[int, str, list[str]]:
     return version, text, digests
 
 
+def schema_versions_answer(answer: Any) -> list[str]:
+    versions = _counts(answer)["versions"]
+    if not (isinstance(versions, list) and all(isinstance(text, str) for text in versions)):
+        raise ValueError("the versions of a schema were expected")
+    return versions
+
+
 def _number(answer: Any) -> int:
     return words.number(_text(answer, "OK"), "count")
 

@@ -11,6 +11,7 @@ reads the next one; threads that handle messages side by side say ``ack="manual"
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import ssl
 import threading
@@ -28,12 +29,12 @@ from penstock._core.broker import ack_words, delivery_count, redelivered_count
 from penstock.broker.client.clients import tls_context
 from penstock.broker.client.dialogue import Dialogue, Pending
 from penstock.broker.client.link import Link
-from penstock.broker.client.requests import milliseconds, queue_options, schema_answer, whole
+from penstock.broker.client.requests import milliseconds, queue_options, schema_answer, schema_versions_answer, whole
 from penstock.broker.liveness import DEFAULT_S
 from penstock.broker.words import TEMPORARY
 from penstock.carry import total_bytes
 from penstock.channel import Ledger, check_timeout, choose
-from penstock.errors import InvalidArgument, ProtocolError, StateError
+from penstock.errors import InvalidArgument, ProtocolError, RefusedError, StateError
 
 if TYPE_CHECKING:
     from penstock._core import Batch, Message
@@ -203,12 +204,24 @@ class Subscriber(channel.Subscriber):
 
     def schema_of(self, topic: str | None) -> str | None:
         """What the messages of one of its topics are made of, as the broker has it now."""
+        return self._described(topic)[1] or None
+
+    def schemas_of(self, topic: str | None) -> list[str]:
+        """Every version of it that the broker keeps, the newest last; brokers of older releases give the newest."""
+        _, newest, digests = self._described(topic)
+        if len(digests) > 1:
+            with contextlib.suppress(RefusedError), self._turn:
+                self._check()
+                return self._ask(self._dialogue.ask(f"SCHEMA {topic} all", convert=schema_versions_answer))  # type: ignore[no-any-return]
+        return [newest] if newest else []
+
+    def _described(self, topic: str | None) -> tuple[int, str, list[str]]:
+        """Version, text and the digests of all versions, as the broker has them now."""
         if not topic or set(topic) & set("*>,"):
-            return None
+            return 0, "", []
         with self._turn:
             self._check()
-            found: tuple[int, str, list[str]] = self._ask(self._dialogue.ask(f"SCHEMA {topic}", convert=schema_answer))
-        return found[1] or None
+            return self._ask(self._dialogue.ask(f"SCHEMA {topic}", convert=schema_answer))  # type: ignore[no-any-return]
 
     # --- reading
 
