@@ -327,7 +327,7 @@ def _reader_findings(
         wait = number_of(block.waiting, "message waits", "messages wait")
         if told:
             pass
-        elif is_stalled and block.depth and block.capacity and block.depth >= block.capacity and quiet_s > 1:
+        elif is_stalled and block.waiting and block.capacity and block.depth >= block.capacity and quiet_s > 1:
             text = f"{who} holds all its {block.capacity} places and took nothing {quiet}"
             remedy = "read there" if block.room == "bus" else "release messages there"
             yield Finding(text, f"{remedy}, or end process {block.pid}")
