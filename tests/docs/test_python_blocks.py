@@ -40,7 +40,7 @@ BLOCKS = [
 
 def cases() -> list[Any]:
     """All but the tutorial's, which belong together and are walked by ``test_tutorial.py``."""
-    spark = (pytest.mark.spark, pytest.mark.jvm, pytest.mark.timeout(280))
+    spark = (pytest.mark.spark, pytest.mark.jvm, pytest.mark.timeout(600))
     return [
         pytest.param(block, id=block.name, marks=spark if "penstock.spark" in block.text else ())
         for block in BLOCKS

@@ -72,7 +72,7 @@ def _join(background: list[subprocess.Popen[str]]) -> None:
 
 @pytest.mark.spark
 @pytest.mark.jvm
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 def test_every_line_works(tmp_path: Path, shell_environment: dict[str, str]) -> None:
     place = tmp_path / "work"
     place.mkdir()
