@@ -57,7 +57,7 @@ def test_it_runs(block: Block, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(block.text)
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, input="\n", capture_output=True, text=True, timeout=270
+        [sys.executable, str(script)], cwd=tmp_path, input="\n", capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip(), "an example shows something"
