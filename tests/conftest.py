@@ -15,8 +15,9 @@ import pytest
 
 from tests import leftovers
 
-#: The folders of each group of tests that mostly wait, for programs that they start or for a server of ours.
+#: The folders of each group of tests, which run beside each other: most of them wait, for programs or for a server.
 GROUPS = {
+    "contract": {"conformance"},
     "programs": {"cli", "crash", "torture"},
     "servers": {"bridge", "broker", "calls", "nats", "replica", "security"},
     "gateways": {"docs", "gateway", "monitor", "recording"},

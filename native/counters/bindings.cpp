@@ -91,6 +91,18 @@ struct Handle {
             if (name == field.name) return open().*field.count;
         throw nb::key_error(std::string(name).c_str());
     }
+    // For handles written in Python that count in matched what arrives: all else is counted when a program reads.
+    void deliver(std::uint64_t messages, std::uint64_t size, std::int64_t timestamp_ns) const {
+        Counters &all = open();
+        all.delivered.add_shared(messages);
+        all.bytes.add_shared(size);
+        std::int64_t waiting = all.in_flight();
+        all.depth.set(waiting > 0 ? static_cast<std::uint64_t>(waiting) : 0);
+        if (timestamp_ns)
+            all.measure(timestamp_ns);
+        else
+            all.note_read();
+    }
     void drop(std::string_view reason, std::uint64_t n) const {
         for (std::size_t i = 0; i < drop_reason_count; ++i)
             if (reason == drop_reason_names[i]) return open().dropped[i].add_shared(n);
@@ -113,6 +125,8 @@ void bind_counters(nb::module_ &module) {
         .def("set", [](Handle &self, std::string_view field, std::uint64_t n) { self.count(field).set(n); },
              nb::arg("field"), nb::arg("n"))
         .def("get", [](Handle &self, std::string_view field) { return self.count(field).get(); }, nb::arg("field"))
+        .def("deliver", &Handle::deliver, nb::arg("messages"), nb::arg("bytes"), nb::arg("timestamp_ns") = 0,
+             "So many of what has arrived are handed to the program now; measured if the time of one is given.")
         .def("drop", &Handle::drop, nb::arg("reason"), nb::arg("n") = 1)
         .def("measure", [](Handle &self, std::int64_t timestamp_ns) { self.open().measure(timestamp_ns); },
              nb::arg("timestamp_ns"), "A message of that time is handed to its reader now: latency_ns and last_ns.")

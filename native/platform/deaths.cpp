@@ -89,6 +89,7 @@ class DeathsFile {
         struct stat status {};
         if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) return "it is no file";
         if (status.st_uid != geteuid()) return "it belongs to somebody else";
+        if (write && status.st_mode & 077) fchmod(descriptor_, 0600);  // beginnings of messages are in it
         // All of its room at once: that a disk is full shows here, and not in the middle of a record.
         int error = write && status.st_size < file_bytes ? posix_fallocate(descriptor_, 0, file_bytes) : 0;
         return error == ENOSPC || error == EDQUOT || error == EFBIG ? std::strerror(error) : "";

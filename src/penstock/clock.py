@@ -46,6 +46,7 @@ __all__ = [
 logger = logging.getLogger("penstock.bus")
 TELL_TURN_S = 3.0  # of the machine's time, after which a thread of a virtual clock that does not wait is told
 MAX_TURN_S = 30.0  # and given up
+MAX_NS = 2**63  # since 1970, in the year 2262: more does not fit into a message
 MAX_FAILURES = 1000  # that a virtual clock remembers
 
 
@@ -166,6 +167,8 @@ class VirtualClock(_Heap):
 
     def __init__(self, start_ns: int = 0) -> None:
         super().__init__()
+        if not isinstance(start_ns, int) or not 0 <= start_ns < MAX_NS:
+            raise InvalidArgument(f"start_ns is a whole number of nanoseconds since 1970, below 2^63, not {start_ns!r}")
         self._now = 0.0
         self._start_ns = start_ns
         self._time_ns = start_ns
@@ -188,6 +191,8 @@ class VirtualClock(_Heap):
             raise InvalidArgument(f"a clock goes forward, by a finite number of seconds: seconds={seconds!r}")
         fired = 0
         target = self._now + seconds
+        if self._start_ns + round(target * 1e9) >= MAX_NS:
+            raise InvalidArgument(f"seconds={seconds!r} is too far: a clock goes up to 2^63 nanoseconds since 1970")
         while self.fire_next(target):
             fired += 1
         self._set(target, self._start_ns + round(target * 1e9))
@@ -421,10 +426,12 @@ def using(clock: VirtualClock) -> Iterator[VirtualClock]:
     from penstock import _core
 
     global _current  # noqa: PLW0603
+    if not isinstance(clock, VirtualClock):
+        raise InvalidArgument(f"using() takes a VirtualClock(), not {clock!r}")
     if _current is not None:
         raise StateError("a virtual clock is in use already")
-    _current = clock
     _stamp_with(clock)
+    _current = clock
     try:
         yield clock
     finally:
@@ -501,7 +508,7 @@ def sleep(seconds: float) -> None:
 
 def call_later(delay: float, function: Callable[[], object]) -> Timer:
     """Call ``function`` after ``delay`` seconds, in a thread of the clock's choice: it must not wait."""
-    if math.isnan(delay):
-        raise InvalidArgument("delay is a number of seconds, not nan")
+    if not isinstance(delay, int | float) or math.isnan(delay):
+        raise InvalidArgument(f"delay is a number of seconds, not {delay!r}")
     clock = current()
     return clock.call_at(clock.now() + delay, function)

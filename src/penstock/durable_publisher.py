@@ -18,7 +18,7 @@ from penstock import address as addresses
 from penstock._core import journal as native
 from penstock.channel import Ledger, Publisher, Terms, check_timeout
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
-from penstock.history import Opened, check_start, kept_of, start_ns
+from penstock.history import Opened, kept_of
 from penstock.journal import presence
 from penstock.journal.disk import Disk, read_all
 from penstock.journal.follow import Follower
@@ -37,19 +37,8 @@ CLOSE_S = 5.0
 LOOK_S = 0.05
 PASS_ON_S = 1.0  # how long a publisher waits for a live flow that stands still
 KEEP_UP_S, KEEP_UP_LOOK_S = 0.02, 0.0002  # how long a batch waits for slow readers of shm, and how often it looks
-MAX_NS = (1 << 63) - 1
 
 logger = logging.getLogger("penstock.durable")
-
-
-def place_of(journal: Journal, start: str) -> int:
-    """The position that ``start`` names."""
-    frontier, first = journal.frontier, journal.first
-    if start in ("new", "first"):
-        return frontier if start == "new" else first
-    if start.isdigit():
-        return int(start)
-    return journal.find_time(min(max(start_ns(start), 0), MAX_NS)) or frontier
 
 
 def check_channel(journal: Journal, address: Address, options: Mapping[str, Any]) -> str:
@@ -108,7 +97,7 @@ class Past:
         """From ``start`` on, or after ``last`` where that came from this journal."""
         frontier = self._journal.frontier
         same = identity == self.identity and last
-        place = last + 1 if same else place_of(self._journal, check_start(start))
+        place = last + 1 if same else self._journal.place_of(start)
         source = Follower(self._journal, place)
         try:
             source.wait(0)  # raises where it is damaged: the peer is told, instead of coming again and again

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from penstock import address as addresses
-from penstock.durable_publisher import check_channel, place_of
+from penstock.durable_publisher import check_channel
 from penstock.errors import InvalidArgument, RefusedError
 from penstock.history import check_start
 from penstock.journal.follow import Follower
@@ -33,7 +33,7 @@ def follow(
         channel = check_channel(journal, address, live_options)
         from_disk = f"start=first&durable={quote(os.path.abspath(directory), safe='/')}"
         seen_as = f"{channel}{'&' if '?' in channel else '?'}{from_disk}"
-        return Follower(journal, place_of(journal, text), own=True, seen_as=seen_as)
+        return Follower(journal, journal.place_of(text), own=True, seen_as=seen_as)
     except BaseException:
         journal.close()
         raise

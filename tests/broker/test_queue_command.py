@@ -13,6 +13,8 @@ import pytest
 
 import penstock
 from penstock.broker import Client, Server
+from penstock.broker.words import Refusal
+from penstock.cli import exits
 from penstock.errors import RefusedError
 from tests.broker.conftest import LONG, until
 
@@ -90,6 +92,7 @@ def test_who_listens_nowhere_is_told_at_once() -> None:
                 [sys.executable, "-m", "penstock", *line], capture_output=True, text=True, timeout=10 * LONG
             )
             assert done.returncode == 1 and "nobody listens there" in done.stderr, done.stderr
+            assert ("--wait tries" in done.stderr) == (line[0] == "sub")
         waits = [sys.executable, "-m", "penstock", "sub", f"{where}/t", "--wait", "--timeout", "3"]
         done = subprocess.run(waits, capture_output=True, text=True, timeout=10 * LONG)
         assert done.returncode == 3 and "nobody has answered yet; waiting" in done.stderr, done.stderr
@@ -125,6 +128,18 @@ def test_what_a_subscriber_was_sent_ahead_and_did_not_read_is_not_counted(server
 @pytest.mark.parametrize("verb", ["show", "set", "purge", "pause", "resume", "peek", "redrive", "delete"])
 def test_a_queue_that_is_not_there_is_a_wrong_argument(queue: Callable[..., str], verb: str) -> None:
     assert "there is no queue nix" in queue(verb, "nix", *(["--ttl", "5s"] if verb == "set" else []), code=2)
+
+
+def test_what_no_broker_takes_is_a_wrong_argument(queue: Callable[..., str], client: Client) -> None:
+    assert "no blanks" in queue("create", "bad name", code=2)
+    for verb in (client.purge, client.delete, client.pause, client.resume, client.redrive, client.seek):
+        with pytest.raises(RefusedError, match="no blanks") as refused:
+            verb("bad name", **({"position": 1} if verb == client.seek else {}))
+        assert exits._code(refused.value) == 2
+    for code in (Refusal("bad_option", ""), Refusal("unknown_queue", "")):
+        assert exits._code(code) == 2
+    for code in (Refusal("exists", ""), Refusal("denied", ""), RefusedError("")):
+        assert exits._code(code) == 1
 
 
 def test_the_topic_of_a_new_queue_may_stand_in_the_address(queue: Callable[..., str], client: Client) -> None:
@@ -184,7 +199,7 @@ def test_what_would_be_lost_is_counted_in_turns(
 
 
 def test_a_wildcard_is_a_whole_part(queue: Callable[..., str], client: Client) -> None:
-    assert "a wildcard is a whole part" in queue("create", "jobs", "--topic", "sensors.a*", code=1)
+    assert "a wildcard is a whole part" in queue("create", "jobs", "--topic", "sensors.a*", code=2)
     assert client.queues() == []
 
 
@@ -199,7 +214,7 @@ def test_a_misspelt_queue_makes_none(server: Server, client: Client) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "penstock", "sub", place], capture_output=True, text=True, timeout=10 * LONG
     )
-    assert done.returncode == 1 and "did you mean jobs?" in done.stderr, done.stderr
+    assert done.returncode == 2 and "did you mean jobs?" in done.stderr, done.stderr
     assert [entry["queue"] for entry in client.queues()] == ["jobs"]
     penstock.subscriber(place.replace("/?", "/work.a?")).close()
     with client.subscribe("jobs"), client.subscribe("jbos"):

@@ -17,7 +17,7 @@ PROGRAM = """
 import os, signal, sys
 import penstock
 publisher = penstock.publisher(sys.argv[1])
-publisher.publish(b"the last words")
+publisher.publish(b"the last\\nwords")
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -37,18 +37,21 @@ def test_a_killed_process_is_found_by_its_channel_and_by_its_pid(tmp_path: Path)
     done = run("autopsy", address, **state)
     assert done.returncode == 0, done.stderr
     assert (
-        f"pid {program.pid} (python" in done.stdout and "found dead" in done.stdout and "the last words" in done.stdout
+        f"pid {program.pid} (python" in done.stdout
+        and "found dead" in done.stdout
+        and "the last\\nwords" in done.stdout  # in one line
     )
     assert "#1 of 14 bytes" in done.stdout
     (death,) = json.loads(run("autopsy", str(program.pid), "--json", **state).stdout)["deaths"]
     (member,) = death["members"]
     assert (death["pid"], member["channel"], member["messages"]) == (program.pid, address.removeprefix("shm:"), 1)
-    assert base64.b64decode(member["beginning_base64"]) == b"the last words"
+    assert base64.b64decode(member["beginning_base64"]) == b"the last\nwords"
 
 
 def test_where_nothing_is_known_that_is_said(tmp_path: Path) -> None:
     done = run("autopsy", "shm:/nobody-ever", **own(tmp_path))
     assert done.returncode == 1 and "nothing is known of a dead member of shm:/nobody-ever" in done.stderr
+    assert f"{tmp_path}/penstock/deaths" in done.stderr
     done = run("autopsy", "--json", "shm:/nobody-ever", **own(tmp_path))
     assert done.returncode == 1 and json.loads(done.stdout) == {"deaths": []}
 

@@ -37,6 +37,17 @@ def test_help_lists_every_command_and_loads_none() -> None:
         assert f" {name} " in done.stdout
 
 
+def test_a_command_loads_what_it_needs() -> None:
+    code = (
+        "import sys\nfrom penstock.cli import main\n"
+        "try:\n    main(['ls'])\nexcept SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'pydantic', 'numpy', 'pyarrow', 'pyspark', 'starlette', 'uvicorn', 'asyncio'}\n"
+        "print('LOADED', heavy & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, env=environment(), timeout=60)
+    assert done.stdout.strip().endswith("LOADED set()"), done.stdout + done.stderr
+
+
 def test_version() -> None:
     done = run("--version")
     assert done.returncode == 0 and done.stdout.startswith("penstock ")

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.bus import Bus
 from tests.monitor.handles import Handles
 
 from .command import HERE, environment, run, start
@@ -66,6 +67,15 @@ def test_info_shows_the_books(handles: Handles, name: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "matched 120 = delivered 100 + dropped 15 + expired 0 + in flight 5" in done.stdout
     assert "15 overflow" in done.stdout
+
+
+def test_subscribers_of_a_bus_are_shown_on_it_by_their_names(name: str) -> None:
+    place = f"bus:{name.strip('/')}"
+    with Bus(place.removeprefix("bus:"), mode="direct") as bus, bus.subscribe(1, name="cars"):
+        bus.subscribe(2, kind="callback", handler=print, name="lights")
+        told = [line.split()[:2] for line in run("ls", place).stdout.splitlines()]
+        assert [f"{place}?subscriber=cars", "queue"] in told and [f"{place}?subscriber=lights", "callback"] in told
+        assert f"queue {place}?subscriber=cars in process {os.getpid()}" in run("info", place).stdout
 
 
 def test_top_json_and_plain(handles: Handles, name: str) -> None:

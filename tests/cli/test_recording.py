@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import signal
 import time
 from datetime import UTC, datetime
@@ -133,6 +134,8 @@ def test_split_by_size_makes_parts_that_play_as_one(tmp_path: Path) -> None:
     played = run("play", str(tmp_path / "rec"), "--speed", "0", "--map", f"s=journal:{tmp_path}/copy#s", "--json")
     assert json.loads(played.stdout)["messages"] == 100
     assert [int(body.rstrip(b".")) for body in bodies(tmp_path / "copy", "s")] == numbers
+    shutil.rmtree(tmp_path / "rec" / "00002")
+    assert recording.read_story(tmp_path / "rec").missing() == ["part 00002 is missing"]
 
 
 def test_max_size_keeps_the_newest_and_the_way_back(tmp_path: Path) -> None:
@@ -178,6 +181,9 @@ def test_killed_recorder_keeps_what_was_synced_and_play_says_so(tmp_path: Path) 
         while not (recording.is_journal(tmp_path / "rec") and len(bodies(tmp_path / "rec", "k")) > 50):
             assert time.monotonic() < deadline
             time.sleep(0.1)
+        assert recording.read_story(tmp_path / "rec").missing() == [
+            "it is still being recorded; what is there so far is taken"
+        ]
         recorder.kill()
         recorder.wait()
     finally:

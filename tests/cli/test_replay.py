@@ -44,7 +44,8 @@ GATEWAY = {
 def folder(tmp_path: Path) -> Path:
     with Journal(tmp_path / "rec") as journal:
         journal.commit(
-            Entry("speed", json.dumps({"speed": n}).encode(), timestamp_ns=BEGIN_NS + n * 100_000_000) for n in range(50)
+            Entry("speed", json.dumps({"speed": n}).encode(), timestamp_ns=BEGIN_NS + n * 100_000_000)
+            for n in range(50)
         )
     (tmp_path / "gateway.json").write_text(json.dumps(GATEWAY))
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -132,7 +133,10 @@ def test_what_has_no_source_is_left_out_and_said(folder: Path) -> None:
 def test_threads_of_a_program_are_refused(folder: Path) -> None:
     (folder / "program.py").write_text("import penstock\nsub = penstock.subscriber('bus:speed', on_message=print)\n")
     done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", cwd=folder)
-    assert done.returncode == 1 and "on_message= (in a thread of its own; at a bus a CallbackSubscriber has none)" in done.stderr
+    assert (
+        done.returncode == 1
+        and "on_message= (in a thread of its own; at a bus a CallbackSubscriber has none)" in done.stderr
+    )
 
 
 def test_modules_in_processes_are_refused_by_name(folder: Path) -> None:
@@ -145,7 +149,7 @@ def test_modules_in_processes_are_refused_by_name(folder: Path) -> None:
 # ---- what a module or program of a user's does wrong
 
 MODULES = """
-import subprocess, sys, threading, time
+import os, subprocess, sys, threading, time
 import penstock
 from penstock.gateway import Module, Source
 
@@ -185,6 +189,24 @@ class Runs(Module):
 class Process(Module):
     def receive(self, message):
         self.publish(b'{"first": %s}' % (b"true" if "--bisect" in sys.argv else b"false"))
+
+class Prints(Module):
+    def receive(self, message):
+        print("hello")
+        subprocess.run(["echo", "from a process"], check=True)
+
+class Large(Module):
+    def receive(self, message):
+        if message.ordinal == 1:
+            self.publish(bytes(70 << 20))
+
+class Ends(Module):
+    seen = 0
+    def receive(self, message):
+        self.seen += 1
+        if message.ordinal == 20 and self.seen != 20:
+            os._exit(9)
+        self.publish(b"x", {"number": str(self.seen)})
 
 class Quiet(Module):
     since = 0
@@ -257,13 +279,13 @@ def test_what_is_handled_is_told_with_code_0_and_so_is_what_still_waits(folder: 
 def test_what_is_refused_ends_the_replay_whoever_caught_it(folder: Path) -> None:
     done = run("replay", "rec", "--into", gateway_of(folder, "Refused"), "-o", "out", cwd=folder)
     assert done.returncode == 1 and "shm:/elsewhere" in done.stderr and "replayed 50" not in done.stdout
-    done = run("replay", "--verify", "out", "out", cwd=folder)
-    assert done.returncode == 1 and "out is not complete" in done.stderr
+    assert not (folder / "out").exists()  # nothing was stored, so the next try finds it free
 
 
 def test_messages_from_threads_of_one_s_own_are_refused_and_such_threads_told(folder: Path) -> None:
     done = run("replay", "rec", "--into", gateway_of(folder, "InThread"), cwd=folder)
     assert done.returncode == 1 and "a message of 'it' from a thread of its own cannot be replayed" in done.stderr
+    assert "Traceback" not in done.stderr
     done = run("replay", "rec", "--into", gateway_of(folder, "KeepsThread"), cwd=folder)
     assert done.returncode == 0 and "threads of one's own still run: own one" in done.stderr
 
@@ -296,6 +318,12 @@ def test_a_handler_of_a_program_that_fails_is_told_with_code_4(folder: Path) -> 
     assert done.returncode == 4 and "Traceback" not in done.stderr
     assert "'took' failed in run, 50 times; the first: program.py:4: ValueError: no good" in done.stderr
     assert "nothing was published at bus:out (--capture)" in done.stderr
+
+
+def test_a_queue_that_a_program_does_not_read_is_told_with_what_to_do(folder: Path) -> None:
+    (folder / "program.py").write_text("import penstock\nkept = penstock.subscriber('bus:speed', depth=3)\n")
+    done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", cwd=folder)
+    assert done.returncode == 1 and "step()" in done.stderr and "drop_oldest" in done.stderr, done.stderr
 
 
 def test_an_address_that_a_program_does_not_use_is_told(folder: Path) -> None:
@@ -352,9 +380,64 @@ def test_state_of_a_class_does_not_pass_from_one_replay_to_the_next(folder: Path
     assert [one["inputs"] for one in found["rules"]] == [30, 40]
 
 
+def test_json_is_alone_on_standard_output(folder: Path) -> None:
+    file = gateway_of(folder, "Prints")
+    for options in ((), ("--rule", "size < 1"), ("--bisect", "size < 1")):
+        done = run("replay", "rec", "--into", file, "--for", "0.3s", "--json", *options, cwd=folder)
+        assert json.loads(done.stdout) and "hello" in done.stderr and "from a process" in done.stderr
+    done = run("replay", "rec", "--into", file, "--for", "0.1s", cwd=folder)
+    assert done.stdout.splitlines()[:2] == ["from a process", "hello"] or "hello" in done.stdout
+
+
+def test_a_message_is_stored_however_large_it_is(folder: Path) -> None:
+    done = run("replay", "rec", "--into", gateway_of(folder, "Large"), "-o", "out", cwd=folder)
+    assert done.returncode == 0 and "1 in the output" in done.stdout, done.stderr
+    with Journal(folder / "out", mode="read") as journal:
+        (stored,) = [message for message in journal.read_from(1, 10)[0] if message.channel == "it"]
+        assert stored.size == 70 << 20
+
+
+def test_the_part_that_is_replayed_begins_and_ends_within_the_recording(folder: Path) -> None:
+    replay = ("replay", "rec", "--into", "gateway.json")
+    done = run(*replay, "--from", "2001-01-01T00:00:00", cwd=folder)
+    assert done.returncode == 0 and "replayed 50 messages of 4.9 s" in done.stdout  # nothing ticks before the recording
+    for options, said in (
+        (("--from", "-1s"), "10s for ten seconds after the start"),
+        (("--from", "1h"), "after the end"),
+        (("--for", "0s"), "--for 0s is no time at all"),
+        (("--topic", "nosuch"), "no topic matches nosuch; valid: speed"),
+    ):
+        done = run(*replay, *options, cwd=folder)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+    done = run(*replay, "--from", "0.01s", "--for", "0.05s", cwd=folder)
+    assert done.returncode == 0 and "no message of the recording lies in the part" in done.stderr
+
+
+def test_a_rule_that_cannot_be_read_is_told_by_its_option(folder: Path) -> None:
+    for option in ("--rule", "--bisect"):
+        for text, said in (("", f"{option} is empty"), ("value.speed <<", f"{option}: '<' ")):
+            done = run("replay", "rec", "--into", "gateway.json", option, text, cwd=folder)
+            assert done.returncode == 2 and said in done.stderr and "filter" not in done.stderr, done.stderr
+
+
+def test_a_break_by_a_timer_counts_the_inputs_before_it(folder: Path) -> None:
+    done = run("replay", "rec", "--into", "gateway.json", "--rule", "ordinal < 2", "--about", "tick", cwd=folder)
+    assert "after 3 inputs" in done.stdout  # at 0, 0.1 and 0.2 s; the second tick is at 0.3 s, before the fourth
+    options = ("--bisect", "value.twice < 20", "--max-runs", "1")
+    done = run("replay", "rec", "--into", "gateway.json", *options, cwd=folder)
+    assert "11 of 11 inputs are left (1 replay; not the least: --max-runs ended it)" in done.stdout, done.stdout
+
+
 def test_processes_of_a_module_are_told(folder: Path) -> None:
     done = run("replay", "rec", "--into", gateway_of(folder, "Runs"), "--for", "1s", cwd=folder)
     assert done.returncode == 0 and done.stderr.count("subprocess.Popen was used") == 1, done.stderr
+
+
+def test_a_replay_that_ends_its_process_counts_as_not_breaking_the_rule(folder: Path) -> None:
+    options = ("replay", "rec", "--into", gateway_of(folder, "Ends"), "--bisect", "properties.number != '20'")
+    done = run(*options, cwd=folder)
+    assert done.returncode == 4 and "20 of 20 inputs are needed" in done.stdout, done.stderr
+    assert "ended the process (a module did)" in done.stderr and '{"number": "20"}' in done.stdout
 
 
 def test_a_break_that_does_not_come_again_is_told(folder: Path) -> None:

@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock import _core
+from penstock.cli.target import expanded
+from penstock.errors import RefusedError
 from penstock.printable import printable
 
 from .command import run, start
@@ -157,6 +160,24 @@ def test_wait_waits_for_the_first_that_matches_a_pattern() -> None:
             assert line(listening) == f"{stem}/front: one\n"
 
 
+def test_a_pattern_for_nothing_is_told_and_wait_waits_for_it() -> None:
+    stem = f"shm:/cam-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(f"{stem}/front") as front:
+        patterns = [f"{stem}/f*", f"{stem}/r*"]
+        with pytest.raises(RefusedError, match=r"anything like .*/r\*; --wait tries until somebody is there"):
+            expanded(patterns, False)
+        with pytest.raises(RefusedError, match=r"anything like .*/r\*$"):
+            expanded(patterns)  # a command that has no --wait
+        with running("sub", *patterns, "--wait", "-n", "2") as listening:
+            told(listening, f"nobody on this machine publishes to anything like {stem}/r*; waiting")
+            front.publish(b"one")
+            assert line(listening) == f"{stem}/front: one\n"
+            with penstock.publisher(f"{stem}/rear") as rear:
+                rear.publish(b"two")
+                assert line(listening) == f"{stem}/rear: two\n"
+                assert listening.wait(60) == 0
+
+
 def test_what_comes_later_is_no_part_of_what_was_there(tmp_path: Path) -> None:
     stem = f"shm:/cam-{uuid.uuid4().hex[:8]}"
     with penstock.publisher(f"{stem}/front") as front:
@@ -238,6 +259,28 @@ def test_a_found_address_that_cannot_be_recorded_is_told_and_the_others_go_on(tm
     assert set(json.loads(out)["errors"]) == set(bad)
     assert stored(folder) == {f"{stem}.a": 1, f"{stem}.b": 1}
     assert refused.returncode == 2 and not (tmp_path / "no").exists()
+
+
+def test_a_found_address_that_cannot_be_opened_is_told_and_the_others_are_recorded(tmp_path: Path) -> None:
+    stem = uuid.uuid4().hex[:8]
+    bad = f"shm:/{stem}/bad"  # a file that is no channel, as one that this user may not open
+    file = Path(_core.counters_directory(), f"%2F{stem}%2Fbad.channel")
+    file.write_bytes(bytes(8192))
+    counters = _core.Counters("shm", "publisher", bad.removeprefix("shm:"))
+    try:
+        with penstock.publisher(f"shm:/{stem}/a", latest=True) as one:
+            one.publish(b"1")
+            done = run("record", f"shm:/{stem}/*", "-o", str(tmp_path / "run"), "-n", "1")
+            read = run("sub", f"shm:/{stem}/*", "-n", "1")
+        assert done.returncode == 1 and f"{bad}: " in done.stderr, done.stderr
+        assert stored(tmp_path / "run") == {f"{stem}.a": 1}
+        assert (read.returncode, read.stdout) == (0, f"shm:/{stem}/a: 1\n") and f"{bad}: not read: " in read.stderr
+        for words in ([f"shm:/{stem}/a", bad], [f"{bad}*"]):
+            refused = run("record", *words, "-o", str(tmp_path / "no"))
+            assert refused.returncode == 1 and not (tmp_path / "no").exists(), "written by hand, or nothing else is there"
+    finally:
+        counters.close()
+        file.unlink()
 
 
 def test_nothing_but_what_cannot_be_recorded_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A streaming query killed with SIGKILL, driver, JVM and workers: started again it loses nothing and writes nothing twice.
 
-The scenario is ``penstock torture spark``; here it runs with one kill (``make stress``: three), or as many as ``--kills`` says.
+The scenario is ``penstock torture spark``; ``make stress`` runs it with three kills.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -69,21 +70,14 @@ def _join(background: list[subprocess.Popen[str]]) -> None:
         assert background.pop(0).returncode == 0, out
 
 
-def test_every_line_works(tmp_path: Path, shell_environment: dict[str, str]) -> None:
-    place = tmp_path / "work"
-    place.mkdir()
-    walk(False, place, shell_environment)
-    assert (place / "run1.csv").read_text().count("\n") == 101
-
-
 @pytest.mark.spark
 @pytest.mark.jvm
 @pytest.mark.timeout(280)
-def test_every_line_works_with_spark(tmp_path: Path, shell_environment: dict[str, str]) -> None:
-    pytest.importorskip("pyspark")
+def test_every_line_works(tmp_path: Path, shell_environment: dict[str, str]) -> None:
     place = tmp_path / "work"
     place.mkdir()
-    walk(True, place, shell_environment)
+    walk(importlib.util.find_spec("pyspark") is not None, place, shell_environment)
+    assert (place / "run1.csv").read_text().count("\n") == 101
 
 
 @pytest.mark.parametrize("page", sorted((PAGE.parent).glob("**/*.md")), ids=lambda path: path.name)

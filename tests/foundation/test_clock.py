@@ -13,6 +13,7 @@ from penstock import clock
 from penstock.bus import Bus, CallbackSubscriber, DelayedMessage
 from penstock.clock import SystemClock, VirtualClock, using
 from penstock.errors import InvalidArgument, RefusedError, StateError
+from penstock.gateway import Gateway
 
 
 def test_it_is_the_machine_s_unless_another_is_in_use() -> None:
@@ -108,7 +109,26 @@ def test_what_cannot_be_the_same_twice_is_refused_by_name() -> None:
             Bus("plant")
         with pytest.raises(RefusedError, match="on_message"):
             penstock.subscriber("bus:plant", on_message=print)
+        with pytest.raises(RefusedError, match=r"gateway 'plant'.*penstock.replay"):
+            Gateway(name="plant")
         penstock.subscriber("bus:plant").close()
+
+
+def test_what_is_no_time_is_refused_and_changes_nothing() -> None:
+    for start in ("x", 1.5, -1, 2**63, 2**70, None):
+        with pytest.raises(InvalidArgument, match="start_ns"):
+            VirtualClock(start)  # type: ignore[arg-type]
+    for wrong in (5, VirtualClock, None):
+        with pytest.raises(InvalidArgument, match=r"VirtualClock\(\)"), using(wrong):  # type: ignore[arg-type]
+            pass
+    with using(VirtualClock(10**18)) as virtual:
+        with pytest.raises(InvalidArgument, match="seconds"):
+            virtual.advance(10**12)
+        with pytest.raises(InvalidArgument, match="delay"):
+            clock.call_later("1", print)  # type: ignore[arg-type]
+        virtual.advance(1)
+        assert clock.time_ns() == 10**18 + 10**9
+    assert clock.time() > 1_000_000_000
 
 
 def test_what_was_refused_is_known_though_it_was_caught() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import struct
 import subprocess
@@ -416,6 +417,25 @@ def test_times_are_the_publishers_and_those_of_storing_are_monotone(tmp_path: Pa
     with Journal(tmp_path / "j") as journal:
         journal.append("a", b"")
         assert (journal.read(journal.frontier - 1).stored_ns or 0) >= stored[-1]
+
+
+def test_a_subscriber_begins_where_start_says_as_on_every_reach(tmp_path: Path) -> None:
+    address = f"journal:{tmp_path / 'j'}"
+    with penstock.publisher(address) as publisher:
+        publisher.publish_many([b"1", b"2"])
+        between = datetime.datetime.now(datetime.UTC)
+        publisher.publish_many([b"3", b"4"])
+        places = [("first", 1), (2, 2), ("2", 2), ("last 10 min", 1), (between, 3), (between.isoformat(), 3)]
+        for start, first in places:
+            with penstock.subscriber(address, start=start) as subscriber:
+                assert bytes(subscriber.receive(LONG)) == b"%d" % first, start
+        for start in ("last 0 s", "new", None):
+            with penstock.subscriber(address, start=start) as subscriber:
+                publisher.publish(b"after")
+                assert bytes(subscriber.receive(LONG)) == b"after", start
+        for bad in ("soon", 0, -1, "last week", True):
+            with pytest.raises((ValueError, TypeError), match="start"):
+                penstock.subscriber(address, start=bad)
 
 
 def test_addresses(tmp_path: Path) -> None:

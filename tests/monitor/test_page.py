@@ -323,6 +323,7 @@ def test_what_is_in_trouble_is_seen_on_a_phone(service: Service, browser: Browse
     with Handles() as running:
         for number in range(6):
             running.do(f"open shm subscriber {name}-{number}", f"state {name}-{number}/subscriber stuck in receive")
+        running.do(f"open shm subscriber {name[1:]}-0", f"state {name[1:]}-0/subscriber stuck in receive")  # the same address
         browser.open(service.url)
         try:
             for width, rows in ((1400, 6), (800, 3), (390, 3)):
@@ -335,6 +336,7 @@ def test_what_is_in_trouble_is_seen_on_a_phone(service: Service, browser: Browse
                 cut = "const box = document.getElementById('stuck'); return box.scrollHeight > box.clientHeight + 1"
                 assert browser.run(f"return {shown}.length") == 6 and not browser.run(cut), width
                 browser.run(f"if (!{more}.hidden) {more}.click()")
+            assert browser.run(f"return {shown}.find(row => row.innerText.includes('{name}-0')).innerText.includes('2 subscribers')")
             show(browser, "handles")
             pill = f"document.querySelector('#ledger-table tr[data-where*=\"{name}-0\"] .pill')"
             browser.until(f"return {pill}?.textContent === 'stuck'")
@@ -500,12 +502,15 @@ def test_names_that_are_shortened_stay_different(service: Service, browser: Brow
     browser.until("return document.getElementById('looked').textContent")
     browser.run(
         "import('/format.js').then(format => { const names = [...Array(50).keys()].map(n => `shm:/plant/line${n % 7}/machine${n}/temperature`);"
-        "names.push(...[...Array(50).keys()].map(n => `shm:/arm/unit0${n}/some-long-sensor-name/front`), 'tcp://127.0.0.1:1588', 'shm:/x');"
-        "format.compareNames(names); window.short = names.map(name => format.middle(name, 20)); })"
+        "for (const room of ['arm', 'lidar']) names.push(...[...Array(50).keys()].map(n => `shm:/${room}/unit0${n}/some-long-sensor-name/front`));"
+        "names.push('tcp://127.0.0.1:1588', 'shm:/x');"
+        "format.compareNames(names); window.short = [20, 17].map(most => names.map(name => format.middle(name, most))); })"
     )
-    short = browser.until("return window.short")
-    assert len(set(short)) == 102 and short[3] == "…/line3/machine3/…" and short[57] == "…/unit07/…", short
-    assert short[100:] == ["tcp://127.0.0.1:1588", "shm:/x"]
+    short, shorter = browser.until("return window.short")
+    assert len(set(short)) == 152 and max(map(len, short)) == 20, short
+    assert short[3] == "…/line3/machine3/…" and short[57] == "shm:/arm/unit07…ront" and short[140] == "shm:/lidar/unit040…t"
+    assert short[150:] == ["tcp://127.0.0.1:1588", "shm:/x"]
+    assert len(set(shorter)) == 152 and shorter[3] == "…/machine3/…" and shorter[140] == "…/lidar/unit040/…", shorter
 
 
 def test_an_address_with_a_percent_sign_typed_by_hand(service: Service, browser: Browser) -> None:

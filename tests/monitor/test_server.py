@@ -31,6 +31,7 @@ from penstock.broker import Client, Server
 
 pytest.importorskip("starlette")
 
+from penstock.gateway import Gateway, Module
 from penstock.monitor.grafana import dashboard
 from penstock.monitor.server import MAX_BODY_BYTES
 from penstock.monitor.service import Service
@@ -434,6 +435,29 @@ def test_the_dashboard_counts_as_delivered_what_the_page_does(service: Service, 
     assert not any(kind in delivered for kind in ("!~\"publisher", "writer", "broker", "server", "client", "link"))
     for figure in ("penstock_lag", "penstock_depth", "penstock_latency_seconds_bucket"):
         assert all(f'{figure}{{kind!="tail"}}' in query for query in queries if figure in query), figure
+
+
+def test_the_dashboard_counts_what_a_gateway_s_module_gets_once(service: Service, name: str) -> None:
+    (delivered,) = (t["expr"] for p in dashboard()["panels"] for t in p["targets"] if "penstock_delivered" in t["expr"])
+    (inside,) = re.findall(r'kind="queue",name!~"([^"]*)"', delivered)
+    module = name.strip("/")
+    with Gateway() as gateway:
+        gateway.add_module(module, Silent)
+        gateway.start()
+        deadline = time.monotonic() + 30
+        while True:
+            lines = [line for line in get(service.url + "metrics")[1].decode().splitlines() if module in line]
+            queues = {found for line in lines if 'kind="queue"' in line for found in re.findall(r',name="([^"]*)"', line)}
+            if queues:
+                break
+            assert time.monotonic() < deadline, lines
+        assert all(re.fullmatch(inside, queue) for queue in queues), queues
+        assert any('kind="module"' in line for line in lines)
+
+
+class Silent(Module):
+    def receive(self, message: object) -> None:
+        pass
 
 
 def test_a_bus_has_one_name_in_the_figures(service: Service, name: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -103,6 +105,24 @@ def test_the_address_of_a_queue_s_consumer_names_no_topic_that_nobody_gave(tmp_p
         with penstock.subscriber(f"{at}/t?queue=q"), penstock.subscriber(f"{at}/?queue=q"):
             found = {b.address for b in seen() if b.room == "broker" and b.kind == "subscriber" and b.pid == os.getpid()}
         assert {f"{at}/t?queue=q", f"{at}/?queue=q"} <= found
+
+
+def test_why_of_a_queue_counts_who_publishes_and_reads_there(tmp_path: Path) -> None:
+    with Server(tmp_path / "broker", 0).start() as server, contextlib.ExitStack() as stack:
+        at = f"broker://127.0.0.1:{server.port}"
+        readers = [stack.enter_context(penstock.subscriber(f"{at}/{address}")) for address in ("work.*?queue=q", "other?queue=o")]
+        for number, topic in enumerate(("work.a", "work.b", "other"), 1):
+            stack.enter_context(penstock.publisher(f"{at}/{topic}")).publish_many([b"x"] * number)
+        assert all(reader.read(30) for reader in readers)
+        for where, published in (
+            ("?queue=q", [1, 2]), ("work.*?queue=q", [1, 2]), ("work.>", [1, 2]), ("work.a", [1]), ("other", [3]),
+            ("", [1, 2, 3]), ("?queue=o", [3]), ("?queue=none", []),
+        ):  # fmt: skip
+            told = [finding.text for finding in explain(f"{at}/{where}", watch_s=0.0)]
+            counts = [int(count) for text in told for count in re.findall(r"publishes: (\d+) messages?", text)]
+            assert sorted(counts) == published, (where, told)
+        told = [finding.text for finding in explain(f"{at}/?queue=o", watch_s=0.0)]
+        assert sum("messages wait for" in text for text in told) == 1, "of the reader of o, not of q"
 
 
 def test_relative_and_absolute_path_are_one_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_what_passes_messages_on_does_not_deliver_them_again() -> None:
     ]
     blocks += [
         block(room="gateway", kind="module", name="alarm", index=9, matched=4, delivered=4),
-        block(room="bus", kind="queue", name="d04243960045/alarm", index=10, matched=4, delivered=4),
+        block(room="bus", kind="queue", name="gateway-d04243960045?subscriber=d04243960045/alarm", index=10, matched=4, delivered=4),
         block(room="gateway", kind="source", name="vibration", index=11, matched=10, delivered=10, bytes=30),
     ]
     watcher = Watcher(lambda: blocks)

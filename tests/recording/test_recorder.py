@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -105,6 +105,9 @@ def test_the_count_is_exact(tmp_path: Path, addresses: int) -> None:
     assert len(bodies(tmp_path / "rec", topic(names[0]))) == 1000
 
 
+ELSEWHERE = "tcp://127.0.0.1:1"  # how much was published there nobody knows here
+
+
 class Backlog:
     """A subscriber that always has one more old message."""
 
@@ -139,7 +142,7 @@ class Endless(Backlog):
 def test_what_keeps_coming_after_the_stop_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(penstock, "subscriber", Endless)
     monkeypatch.setattr(recorder_module, "DRAIN_S", 1e6)
-    with Recorder(Plan(tmp_path / "rec", {"shm:/x": "t"})) as recorder:
+    with Recorder(Plan(tmp_path / "rec", {ELSEWHERE: "t"})) as recorder:
         wait_for(lambda: recorder.totals()["messages"])
         recorder.stop()
     story = recording.read_story(tmp_path / "rec")
@@ -149,7 +152,7 @@ def test_what_keeps_coming_after_the_stop_is_not_waited_for(tmp_path: Path, monk
 def test_a_backlog_is_drained_for_a_while_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(penstock, "subscriber", Backlog)
     monkeypatch.setattr(recorder_module, "DRAIN_S", 0.2)
-    with Recorder(Plan(tmp_path / "rec", {"shm:/x": "t"})) as recorder:
+    with Recorder(Plan(tmp_path / "rec", {ELSEWHERE: "t"})) as recorder:
         recorder.stop()
     assert recording.read_story(tmp_path / "rec").ended
 
@@ -157,7 +160,7 @@ def test_a_backlog_is_drained_for_a_while_only(tmp_path: Path, monkeypatch: pyte
 def test_a_second_ctrl_c_gives_the_backlog_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(penstock, "subscriber", Backlog)
     monkeypatch.setattr(recorder_module, "DRAIN_S", 1e6)
-    with pytest.raises(KeyboardInterrupt), Recorder(Plan(tmp_path / "rec", {"shm:/x": "t"})) as recorder:
+    with pytest.raises(KeyboardInterrupt), Recorder(Plan(tmp_path / "rec", {ELSEWHERE: "t"})) as recorder:
         here = threading.get_ident()
         thread = threading.Thread(target=lambda: (recorder._stop.wait(), signal.pthread_kill(here, signal.SIGINT)))
         thread.start()
@@ -166,6 +169,74 @@ def test_a_second_ctrl_c_gives_the_backlog_up(tmp_path: Path, monkeypatch: pytes
     assert not [one for one in threading.enumerate() if one.name.startswith("record")]
     story = recording.read_story(tmp_path / "rec")
     assert story.ended and not recorder.errors and not story.failed
+
+
+class Behind(Backlog):
+    """A subscriber that always has ten more messages, all of them old, and says how far it is."""
+
+    frontier = property(lambda self: self.position + 10)
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.position = 0
+
+    @property
+    def ledger(self) -> penstock.Ledger:
+        return penstock.Ledger(matched=self.position + 10, delivered=self.position, in_flight=10)
+
+    @ledger.setter
+    def ledger(self, _: object) -> None: ...
+
+    def read_many(self, most: int, timeout: float | None = None) -> list[Message]:
+        self.position += 1
+        return super().read_many(most, timeout)
+
+
+@pytest.mark.parametrize("address", ["shm:/x", "journal:x#t"])
+def test_what_was_there_at_the_stop_is_all_that_is_waited_for_whatever_its_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setattr(penstock, "subscriber", Behind)
+    monkeypatch.setattr(recorder_module, "DRAIN_S", 1e6)
+    with Recorder(Plan(tmp_path / "rec", {address: "t"})) as recorder:
+        wait_for(lambda: recorder.totals()["messages"])
+        recorder.stop()
+    assert recording.read_story(tmp_path / "rec").ended
+
+
+class Ahead(Backlog):
+    """A subscriber of somebody whose clock is an hour ahead: many messages wait when the recorder stops."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__()
+        self.stopped = threading.Event()
+        self.left = 4 * recorder_module.BATCH
+
+    def fileno(self) -> int:
+        return -1
+
+    def read_many(self, most: int, timeout: float | None = None) -> list[Message]:
+        count = min(most, self.left) if self.stopped.is_set() else 0
+        self.left -= count
+        return [Message(b"ahead", timestamp_ns=time.time_ns() + 3600 * 10**9) for _ in range(count)]
+
+
+def test_a_clock_that_is_ahead_does_not_end_it_before_all_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(penstock, "subscriber", Ahead)
+    with Recorder(Plan(tmp_path / "rec", {ELSEWHERE: "t"})) as recorder:
+        cast(Ahead, recorder.sources[0].subscriber).stopped = recorder._stop
+        recorder.stop()
+    assert len(bodies(tmp_path / "rec", "t")) == 4 * recorder_module.BATCH
+
+
+def test_stored_messages_with_times_ahead_do_not_end_it_either(tmp_path: Path) -> None:
+    later_ns = time.time_ns() + 3600 * 10**9
+    with Journal(tmp_path / "source") as source:
+        source.commit(Entry("t", b"%d" % number, timestamp_ns=later_ns + number) for number in range(2000))
+    with Recorder(Plan(tmp_path / "rec", {f"journal:{tmp_path}/source#t?start=first": "t"})) as recorder:
+        recorder.stop()
+    assert [int(body) for body in bodies(tmp_path / "rec", "t")] == list(range(2000))
 
 
 def test_a_message_too_long_for_a_journal_is_told_and_the_rest_is_stored(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_what_is_no_type_is_told_what_is() -> None:
         (numpy.ndarray, "give the dtype"), (pyarrow.RecordBatch, "pyarrow.schema"), (pyarrow.Table, "pyarrow.schema"),
         (pydantic.BaseModel, "cannot be described"), (Lost, "cannot be described: name 'Nowhere'"),
         (pydantic.create_model("Held", f=(Callable[[int], int], ...)), "cannot be described: Cannot generate"),
-        (object, "has no codec"),
+        (object, "has no codec"), (numpy.dtype(("f4", 3)), "no array has items of the shape"), ("Pose", "is a name"),
     ):  # fmt: skip
         with pytest.raises(penstock.InvalidArgument, match=told):
             types.codec_of(kind)
@@ -148,6 +148,20 @@ def test_protobuf() -> None:
     assert schema.definition["protobuf"]["fields"]["2"] == {"name": "nanos", "type": "int32", "label": "optional"}
     with pytest.raises(penstock.RefusedError), penstock.publisher("bus:proto2", type=timestamp_pb2.Timestamp):
         penstock.subscriber("bus:proto2", type=wrappers_pb2.StringValue)
+
+
+def test_an_arrow_batch_that_differs_in_null_alone_is_told() -> None:
+    codec = types.codec_of(pyarrow.schema([pyarrow.field("x", pyarrow.int64(), nullable=False)]))
+    with pytest.raises(TypeError, match="columns x int64, and not x int64 not null"):
+        codec.encode(pyarrow.record_batch({"x": [1]}))
+
+
+def test_publish_without_an_object_is_told_by_its_name() -> None:
+    with (
+        penstock.publisher("bus:types-none", type=Pose) as publisher,
+        pytest.raises(TypeError, match=r"^publish\(\) missing"),
+    ):
+        publisher.publish()  # type: ignore[call-arg]
 
 
 def test_arrow() -> None:
@@ -192,7 +206,7 @@ def test_a_reserved_array_is_published_or_cancelled() -> None:
         with pytest.raises(RuntimeError), publisher.reserve(4):
             raise RuntimeError
         assert subscriber.read(0) is None
-        draft = publisher.reserve(2)
+        draft = publisher.reserve(numpy.int64(2))
         draft.array[:] = [1, 2]
         assert draft.publish() == 1
         assert subscriber.receive(10).value.tolist() == [1, 2]

@@ -210,6 +210,22 @@ def test_a_column_has_what_a_model_writes() -> None:
     check_json(read(Price, value), travelled(Price).definition["jsonschema"])
     with pytest.raises(ValueError, match="'twice'"):
         check_json({"total": "1", "twice": "x"}, travelled(Price).definition["jsonschema"])
+
+    class Whole(pydantic.BaseModel):
+        x: int
+
+        @pydantic.model_serializer
+        def _whole(self) -> dict[str, Any]:
+            return {"x": self.x, "more": "a"}
+
+    class Holds(pydantic.BaseModel):
+        inner: Whole
+
+    for kind, model in ((Whole, Whole(x=1)), (Holds, Holds(inner=Whole(x=1)))):
+        codec = types.codec_of(kind)
+        assert codec.decode(codec.encode(model)) == model
+        check_json(read(kind, model), travelled(kind).definition["jsonschema"])
+        fitted(read(kind, model), shape_of(travelled(kind)))
     root = pydantic.RootModel[decimal.Decimal]
     assert fitted(read(root, root(decimal.Decimal("1.5"))), shape_of(travelled(root))) == "1.5"
 

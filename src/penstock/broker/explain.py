@@ -15,7 +15,7 @@ from penstock.topics import is_pattern
 if TYPE_CHECKING:
     from penstock.broker import Client
 
-__all__ = ["describe", "explain"]
+__all__ = ["describe", "explain", "topics"]
 
 ANSWER_S = 2.0
 PORT = 9876
@@ -58,6 +58,20 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
         yield Finding(f"there is no queue {wanted!r}", nearest(wanted, [entry["queue"] for entry in known]))
         return
     yield from _queue(parts.topic, queue)
+
+
+def topics(parts: addresses.Address) -> list[str]:
+    """The patterns of what arrives at an address: its topic, or those of its queue; all where nobody tells."""
+    wanted = parts.options.get("queue")
+    if parts.topic or wanted is None:
+        return [parts.topic or ">"]
+    try:
+        with _client(parts) as client:
+            known = {entry["queue"]: entry["topics"] for entry in client.queues()}
+    except (PenstockError, OSError):
+        return [">"]
+    found: list[str] = known.get(wanted, [])
+    return found
 
 
 def describe(parts: addresses.Address) -> dict[str, Any]:

@@ -332,7 +332,7 @@ class Server(Handle):
         self._counters.add("errors")
         if not self._failure_logged:
             self._failure_logged = True
-            logger.warning("%s: the function raised; from now on it is only counted", self.address, exc_info=error)
+            logger.warning("%s: a call failed; from now on failures are only counted", self.address, exc_info=error)
         if not request._done and not self._closed.is_set():
             # the server was closed meanwhile, or the client cannot be reached
             with contextlib.suppress(PenstockError, OSError):

@@ -17,6 +17,7 @@ from penstock.system import process, who
 if TYPE_CHECKING:
     from penstock.observe.snapshot import Block
     from penstock.shm import DeadMember, Death
+    from penstock.shm.deaths import DeathFile
 
 app = typer.Typer()
 
@@ -59,16 +60,19 @@ def autopsy(
         exits.told(f"{file.damaged} of 32 records of {file.path} are damaged or of another version, and left out")
     if not found:
         if not as_json:
-            exits.told(_nothing(subject, file.deaths))
+            exits.told(_nothing(subject, file))
         raise typer.Exit(exits.FAILED)
 
 
-def _nothing(subject: str | None, deaths: list[Death]) -> str:
+def _nothing(subject: str | None, file: DeathFile) -> str:
     if subject is not None and subject.isdigit() and process(int(subject)) is not None:
         return f"{who(int(subject))} is alive; penstock ls shows what it has open"
-    not_kept = [f"{death.left_out} of pid {death.pid}" for death in deaths if death.left_out]
+    not_kept = [f"{death.left_out} of pid {death.pid}" for death in file.deaths if death.left_out]
     more = "" if subject is None or subject.isdigit() or not not_kept else f"; handles not kept: {', '.join(not_kept)}"
-    return f"nothing is known of a dead {_words(subject)}; the last 32 processes that died are kept{more}"
+    return (
+        f"nothing is known of a dead {_words(subject)} in {file.path}; the last 32 processes that died are kept, by "
+        f"the user whose program finds them dead first{more}"
+    )
 
 
 def _words(subject: str | None) -> str:
@@ -106,7 +110,7 @@ def _print(death: Death) -> None:
         print(f"  {printable(_line(member))}")
         if member.beginning:
             dots = "..." if member.last_size > len(member.beginning) else ""
-            print(f"    {printable(member.beginning.decode(errors='backslashreplace'))}{dots}")
+            print(f"    {printable(member.beginning.decode(errors='backslashreplace'), keep='')}{dots}")
     if death.left_out:
         print(f"  and {death.left_out} more handles, which were not kept")
 

@@ -43,6 +43,8 @@ __all__ = [
 
 FAILED, USAGE, TIME_OVER, WRONG, NOT_INSTALLED = 1, 2, 3, 4, 69
 INTERRUPTED, PIPE_CLOSED = 130, 141
+#: What a broker says to an argument that is wrong, as if the command itself had checked it.
+WRONG_WORDS = ("bad_name", "bad_number", "bad_option", "unknown_queue")
 
 
 #: The signals that end a command.
@@ -336,6 +338,8 @@ def _code(error: BaseException) -> int:
         return NOT_INSTALLED
     if isinstance(error, TimeoutError):
         return TIME_OVER
+    if getattr(error, "code", "") in WRONG_WORDS:
+        return USAGE
     return USAGE if isinstance(error, InvalidArgument | TypeError) else FAILED
 
 

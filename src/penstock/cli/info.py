@@ -17,6 +17,7 @@ from penstock.observe.latency import spread
 from penstock.observe.memory import LOCAL, has_side, seen
 from penstock.observe.rates import flow
 from penstock.observe.snapshot import Block, matching, named, of_queue
+from penstock.printable import printable
 
 app = typer.Typer()
 
@@ -94,7 +95,8 @@ def _print(address: str, blocks: list[Block], facts: dict[str, Any]) -> None:
         console.print(f"  {name:<20} {value}")
     for block in blocks:
         ledger = block.ledger
-        console.print(f"\n{block.kind} in process {block.pid} ({block.program})  {block.state}")
+        which = "" if block.place == address else f" {printable(block.place)}"
+        console.print(f"\n{block.kind}{which} in process {block.pid} ({block.program})  {block.state}")
         rows = {
             "open since": decode.iso_time(block.opened_ns),
             "messages": f"{show.count_text(flow(block))} ({show.bytes_text(block.bytes)})",

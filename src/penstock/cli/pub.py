@@ -83,7 +83,7 @@ def pub(
     kept = {"history": history, "latest": latest or None, "durable": durable}
     where = with_options(address, option, **{name: value for name, value in kept.items() if value is not None})
     within = answer_within(address, option, timeout, ("broker", "shm", "tcp"))
-    silence.refuse_nobody(parse(where), wait=bool(wait))
+    silence.refuse_nobody(parse(where), wait=bool(wait) or None)
     with contextlib.ExitStack() as stack:
         with silence.told_after(address):
             publisher = stack.enter_context(penstock.publisher(where, **within))

@@ -11,7 +11,7 @@ import typer
 from penstock import address as addresses
 from penstock.cli import show, silence
 from penstock.cli.target import broker_address, live_brokers, live_queues
-from penstock.errors import InvalidArgument, RefusedError, nearest
+from penstock.errors import InvalidArgument, nearest
 from penstock.printable import printable
 from penstock.quantities import duration_s
 
@@ -55,13 +55,7 @@ def _client(address: str) -> Iterator[Client]:
     tls = True if tls in ("1", "true", "yes") else tls
     timeout = float(parts.options.get("timeout", 10.0))
     with Client(parts.host, parts.port or 9876, token=parts.options.get("token"), tls=tls, timeout=timeout) as client:
-        try:
-            yield client
-        except RefusedError as error:
-            # a wrong argument, as if the command itself had checked it
-            if getattr(error, "code", "") == "unknown_queue":
-                raise InvalidArgument(str(error)) from None
-            raise
+        yield client
 
 
 def _named(broker: str, name: str | None) -> str:

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ import typer
 
 from penstock.address import without_secrets
 from penstock.cli import exits, show, silence
-from penstock.cli.silence import REACH_S, TELL_AFTER_S
+from penstock.cli.silence import REACH_S, TELL_AFTER_S, TRY_ON
 from penstock.cli.target import broker_address, expanded, fitting, has_wildcard, live_addresses, nobody_like, opened
 from penstock.errors import InvalidArgument, RefusedError, describe
 from penstock.quantities import duration_s, is_size, size_bytes
@@ -74,6 +75,8 @@ def record(
     unfit: dict[str, str] = {}  # what a pattern has found and cannot be recorded, and why
     chosen = _chosen(addresses or [], everything, wait, None if names else unfit)
     plan = _plan(chosen, names, output, split, max_size, pre_buffer, count, wait, apart=bool(patterns))
+    if not names:
+        plan = replace(plan, found=frozenset(chosen) - set(map(broker_address, addresses or [])))
     with exits.about(output), Recorder(plan) as recorder:
         told: dict[str, str] = {}
         for address, why in unfit.items():
@@ -107,7 +110,7 @@ def _chosen(given: list[str], everything: bool, wait: bool, unfit: dict[str, str
             return found
         nobody = "--all: nobody on this machine publishes over shm: or tcp:// now"
         if not wait:
-            raise InvalidArgument(next(iter(unfit.values()))) if unfit else RefusedError(nobody)
+            raise InvalidArgument(next(iter(unfit.values()))) if unfit else RefusedError(nobody + TRY_ON)
         if time.monotonic() >= told_at:
             told_at = math.inf
             exits.told(f"{nobody if everything else nobody_like(given[0])}; waiting")

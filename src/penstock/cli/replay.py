@@ -10,7 +10,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 SHOWN_BYTES = 200
 SHOWN_INPUTS = 20
+TELL_TRIES_S = 2.0
 CLOCKS = ("virtual", "real")
 #: Options that mean nothing beside another one: by what is asked for.
 WITHOUT = {
@@ -124,11 +126,12 @@ def replay(
                                  "or a program (.py). To publish it at addresses: penstock play")  # fmt: skip
     from penstock.replay import Rule, Script, target
 
-    rules = [Rule(expression, judged) for expression in bisect or rule or ()]
+    rules = [_rule(Rule, expression, judged, "--bisect" if bisect else "--rule") for expression in bisect or rule or ()]
     if output is not None:
         _check_free(output)
     _show_failures()
-    place = target(into, mapping, capture or ())
+    with _stdout_kept(as_json):
+        place = target(into, mapping, capture or ())
     with Script(recording, topic, start, length) as script:
         sources = _sources(script, place, mapping)
         if not rules:
@@ -140,6 +143,15 @@ def replay(
             _bisect(script, place, sources, rules[0], _Shrinking(max_runs, output, again), seed, as_json)
         else:
             _judge(script, place, sources, rules, seed, as_json)
+
+
+def _rule(kind: type[Rule], expression: str, judged: list[str] | None, option: str) -> Rule:
+    if not expression.strip():
+        raise InvalidArgument(f"{option} is empty; write a condition such as 'value.speed < 80'")
+    try:
+        return kind(expression, judged)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{option}: {str(error).removeprefix('filter: ')}") from error
 
 
 def _refuse_beside(ctx: typer.Context, asked: str) -> None:
@@ -159,11 +171,29 @@ def _check_free(out: Path) -> None:
         raise InvalidArgument(f"{out} cannot be made: {parent} cannot be written")
 
 
+@contextlib.contextmanager
+def _stdout_kept(as_json: bool) -> Iterator[None]:
+    """With --json standard output is for the object alone: what modules and their processes print meanwhile goes to
+    standard error."""
+    if not as_json:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def _show_failures() -> None:
     """PENSTOCK_DEBUG shows where modules fail; else one line each stands at the end."""
     gateway = logging.getLogger("penstock.gateway")
+    exits.log_to_stderr()
     if os.environ.get("PENSTOCK_DEBUG"):
-        exits.log_to_stderr()
         gateway.setLevel(logging.DEBUG)
     else:
         gateway.setLevel(logging.CRITICAL)
@@ -191,7 +221,7 @@ def _run(
 ) -> None:
     from penstock.replay import replay as run_once
 
-    with _stored(out) as stored:
+    with _stored(out) as stored, _stdout_kept(as_json):
         report = run_once(
             place,
             script.inputs(sources),
@@ -200,6 +230,7 @@ def _run(
             on_left=stored.left,
             seed=seed,
             paced=paced,
+            enough=lambda: stored.error is not None,
         )
     if as_json:
         show.print_json({"inputs": report.inputs, "outputs": stored.messages, "recorded_seconds": report.recorded_s,
@@ -214,6 +245,8 @@ def _run(
 
 def _tell(report: Report) -> None:
     """What a user must know beside the output."""
+    if not report.inputs:
+        exits.told("no message of the recording lies in the part that was asked for (--from, --for, --topic)")
     for failure in report.failures:
         exits.told(_failure_line(failure))
     for name, count in report.waiting.items():
@@ -237,6 +270,7 @@ class _Counted:
     """An output that nobody wants to keep."""
 
     messages = 0
+    error = None
 
     def published(self, name: str, message: Any) -> None:
         self.messages += 1
@@ -267,12 +301,11 @@ class _Shrinking:
     again: list[str]
 
 
-def _judge(
-    script: Script, place: Target, sources: dict[str, str], rules: list[Rule], seed: int, as_json: bool
-) -> None:
+def _judge(script: Script, place: Target, sources: dict[str, str], rules: list[Rule], seed: int, as_json: bool) -> None:
     from penstock.replay import judge_all
 
-    verdicts = judge_all(place, script.inputs(sources), script.times_ns(sources), rules, seed=seed)
+    with _stdout_kept(as_json):
+        verdicts = judge_all(place, script.inputs(sources), script.times_ns(sources), rules, seed=seed)
     if as_json:
         results = [_verdict_json(rule, verdict) for rule, verdict in zip(rules, verdicts, strict=True)]
         show.print_json(results[0] if len(results) == 1 else {"rules": results})
@@ -298,7 +331,8 @@ def _bisect(
 
     times_ns = script.times_ns(sources)
     # Each replay has a process of its own: what modules keep in classes and globals would change the next one.
-    verdict = apart(lambda: judge(place, script.inputs(sources), times_ns, rule, seed=seed))
+    with _stdout_kept(as_json):
+        verdict = apart(lambda: judge(place, script.inputs(sources), times_ns, rule, seed=seed))
     found, result = verdict.found, _verdict_json(rule, verdict)
     if not as_json:
         _print_verdict(rule, verdict)
@@ -307,9 +341,15 @@ def _bisect(
         if found.inputs > MAX_INPUTS:
             raise InvalidArgument(f"{found.inputs} inputs before the break are too many to shrink (--from)")
         inputs = list(islice(script.inputs(sources), found.inputs))
-        needed, least, runs = shrink(
-            place, inputs, times_ns, rule, found, seed=seed, max_runs=shrinking.max_runs, run=apart
-        )
+        tries = _Tries()
+        with _stdout_kept(as_json):
+            needed, least, runs = shrink(
+                place, inputs, times_ns, rule, found, seed=seed, max_runs=shrinking.max_runs, run=tries.run
+            )
+        if tries.ended:
+            exits.told(
+                f"{_counted(tries.ended, 'replay')} ended the process (a module did); counted as not breaking it"
+            )
         with _folder(shrinking.output) as folder, exits.about(folder):
             store_inputs(folder, script, needed, (times_ns[0], found.shown.time_ns))
             confirmed = _breaks_alone(folder, rule, found, shrinking.again)
@@ -323,6 +363,27 @@ def _bisect(
         show.print_json(result)
     if found is not None or not verdict.holds or not verdict.report.succeeded:
         raise typer.Exit(exits.WRONG)
+
+
+class _Tries:
+    """The replays of a shrinking, each in a process of its own."""
+
+    def __init__(self) -> None:
+        self.ended = 0  #: that ended their process
+        self._count, self._told_s = 0, time.monotonic()
+
+    def run(self, replays: Callable[[], bool]) -> bool:
+        from penstock.replay.apart import ProcessEnded, apart
+
+        self._count += 1
+        if sys.stderr.isatty() and time.monotonic() > self._told_s + TELL_TRIES_S:
+            self._told_s = time.monotonic()
+            print(f"shrinking: replay {self._count}", file=sys.stderr)
+        try:
+            return apart(replays)
+        except ProcessEnded:
+            self.ended += 1
+            return False
 
 
 @contextlib.contextmanager
@@ -357,23 +418,33 @@ def _print_verdict(rule: Rule, verdict: Verdict) -> None:
 
 
 def _print_break(rule: Rule, found: Break) -> None:
-    print(f"{rule.expression}: broken by message {found.number} of the output, after {found.inputs} inputs")
+    print(f"{rule.expression}: broken by message {found.number} of the output, after {_counted(found.inputs, 'input')}")
     for shown in found.before:
-        print(f"  {_line(shown.topic, shown.time_ns, shown.payload)}")
-    print(f"> {_line(found.shown.topic, found.shown.time_ns, found.shown.payload)}")
+        print(f"  {_shown_line(shown)}")
+    print(f"> {_shown_line(found.shown)}")
     for shown in found.after:
-        print(f"  {_line(shown.topic, shown.time_ns, shown.payload)}")
+        print(f"  {_shown_line(shown)}")
+
+
+def _shown_line(shown: Shown) -> str:
+    properties = f"  {printable(json.dumps(shown.properties))}" if shown.properties else ""
+    return _line(shown.topic, shown.time_ns, shown.payload) + properties
 
 
 def _print_needed(needed: list[Input], before: int, least: bool, runs: int, out: Path | None) -> None:
     end = "none can be left out" if least else "not the least: --max-runs ended it"
     stored = f", stored in {out}" if out else ""
-    print(f"{len(needed)} of {before} inputs are needed ({runs} replays; {end}){stored}")
+    are = "are needed" if least else "are left"
+    print(f"{len(needed)} of {_counted(before, 'input')} {are} ({_counted(runs, 'replay')}; {end}){stored}")
     for one in needed[:SHOWN_INPUTS]:
         message = one.message
         print(f"  {_line(message.channel or '', message.timestamp_ns, bytes(message))}")
     if len(needed) > SHOWN_INPUTS:
         print(f"  and {len(needed) - SHOWN_INPUTS} more")
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def _line(topic: str, time_ns: int, payload: bytes) -> str:

@@ -15,10 +15,11 @@ from penstock.finding import Finding
 from penstock.printable import command
 
 __all__ = [
-    "TELL_AFTER_S", "Seldom", "Silences", "hint", "missing", "reason", "refuse_nobody", "refuse_unreachable",
+    "TELL_AFTER_S", "TRY_ON", "Seldom", "Silences", "hint", "missing", "reason", "refuse_nobody", "refuse_unreachable",
     "tell", "told_after",
 ]  # fmt: skip
 
+TRY_ON = "; --wait tries until somebody is there"
 TELL_AFTER_S = 1.0
 REACH_S = 2.0
 #: How long a reader is watched before it counts as stalled; short, because a hint must not delay a command.
@@ -33,11 +34,12 @@ def refuse_unreachable(address: str, subscriber: Any, timeout: float | None) -> 
 
     why = unreached(subscriber, time.monotonic() + (REACH_S if timeout is None else min(timeout, REACH_S)))
     if why:
-        raise RefusedError(f"{without_secrets(address)}: {why}; --wait tries until somebody is there")
+        raise RefusedError(f"{without_secrets(address)}: {why}{TRY_ON}")
 
 
-def refuse_nobody(parts: Address, wait: bool = False) -> None:
-    """Refuse a broker's port where nobody listens at once, instead of retrying until the time is over."""
+def refuse_nobody(parts: Address, wait: bool | None = None) -> None:
+    """Refuse a broker's port where nobody listens at once, instead of retrying until the time is over. ``wait`` is
+    the command's --wait; None: it has none that would help."""
     if parts.scheme != "broker" or wait:
         return
     from penstock.broker.hosts import connect
@@ -45,7 +47,8 @@ def refuse_nobody(parts: Address, wait: bool = False) -> None:
     try:
         connect(parts.host, parts.port or 9876, REACH_S)[0].close()
     except ConnectionRefusedError:
-        raise RefusedError(f"{without_secrets(parts.text)}: nobody listens there") from None
+        remedy = "" if wait is None else TRY_ON
+        raise RefusedError(f"{without_secrets(parts.text)}: nobody listens there{remedy}") from None
     except OSError:
         return  # the later connection reports it
 

@@ -21,6 +21,7 @@ from penstock.cli.target import (
     AddressesArgument,
     OptionList,
     answer_within,
+    broker_address,
     expanded,
     fitting,
     has_wildcard,
@@ -131,7 +132,11 @@ def sub(
             addresses.extend(new)
             return [source for address in new if (source := _attempted(opened, address)) is not None]
 
-        sources = [opened(address) for address in addresses]
+        written = set(map(broker_address, given))  # these are refused
+        opening = [opened(address) if address in written else _attempted(opened, address) for address in addresses]
+        sources = [source for source in opening if source is not None]
+        if addresses and not sources:
+            raise typer.Exit(exits.FAILED)
         known = [source.values.schemas(parse(source.address).topic or None) for source in sources]
         if known and all(known):  # of several addresses, one that has a field is enough
             check_paths([one for schemas in known for one in schemas], [*paths, *(passes.paths if passes else ())])
@@ -157,7 +162,7 @@ def sub(
 
 
 def _attempted(opened: Callable[[str], Source], address: str) -> Source | None:
-    """The source for an address that has appeared while others are read; these go on if it cannot be opened."""
+    """The source for an address that a pattern has found; the others go on if it cannot be opened."""
     try:
         return opened(address)
     except (PenstockError, OSError) as error:

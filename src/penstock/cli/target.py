@@ -12,6 +12,8 @@ from urllib.parse import quote, urlencode
 import typer
 
 from penstock import address as addresses
+from penstock.cli import exits
+from penstock.cli.silence import TRY_ON
 from penstock.errors import InvalidArgument, RefusedError
 from penstock.observe.rates import PRODUCERS
 from penstock.secrecy import hidden, without_secrets
@@ -167,17 +169,20 @@ OptionList = Annotated[
 ]
 
 
-def expanded(given: list[str], wait: bool = False) -> list[str]:
+def expanded(given: list[str], wait: bool | None = None) -> list[str]:
     """The addresses, each '*' replaced by what is published on this machine; topics keep their own wildcards. Without
-    ``wait`` a '*' for nothing is refused."""
+    ``wait`` a '*' for nothing is refused; with it, that is told where others are there. None: there is no --wait."""
     found: list[str] = []
+    empty = []
     for address in map(broker_address, given):
-        if not has_wildcard(address):
-            found.append(address)
-        elif (names := fitting([address])) or wait:
-            found += names
-        else:
-            raise RefusedError(nobody_like(address))
+        names = fitting([address]) if has_wildcard(address) else [address]
+        found += names
+        empty += [] if names else [nobody_like(address)]
+    if empty and not wait:
+        raise RefusedError(empty[0] + ("" if wait is None else TRY_ON))
+    if found:
+        for said in empty:
+            exits.told(f"{said}; waiting")
     return list(dict.fromkeys(found))
 
 

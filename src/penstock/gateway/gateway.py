@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from penstock.address import without_secrets
 from penstock.channel import choose
+from penstock.clock import refuse_if_virtual
 from penstock.errors import InvalidArgument, RefusedError, StateError, nearest
 from penstock.gateway import configuration as configurations
 from penstock.gateway.broker import Ending, ModuleBroker, ModuleInfo
@@ -68,6 +69,7 @@ class Gateway:
         cycle_timeout_s: float = 1.0,
     ) -> None:
         """Made, not started. Callbacks given here are told of CREATED too. A failure leaves nothing behind."""
+        refuse_if_virtual(f"gateway {name!r}, whose modules have threads (penstock.replay runs one without),")
         self.name = name
         self.broker = ModuleBroker(cycle_timeout_s=cycle_timeout_s)
         self._events = Events(self, name)
@@ -316,9 +318,7 @@ class Gateway:
         kept = Kept(made or recipe(entry, self._loaders), entry.restart, entry.stuck_after_s, entry)
         return self._add(kept, entry.queue, start=start)
 
-    def _add(
-        self, kept: Kept, queue: QueueOptions, *, passes_stars: bool = True, start: bool = True
-    ) -> ModuleInfo:
+    def _add(self, kept: Kept, queue: QueueOptions, *, passes_stars: bool = True, start: bool = True) -> ModuleInfo:
         """``start`` False: ``_start_linked`` follows, when its links are there. Before, a durable source would give
         its messages to nobody."""
         with self._lock:

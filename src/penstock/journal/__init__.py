@@ -19,6 +19,8 @@ from penstock.journal.layout import FRONTIER_NAME, MARKER_NAME
 from penstock.topics import check_topic
 
 if TYPE_CHECKING:
+    import datetime
+
     from penstock._core import Message
     from penstock.journal.follow import Follower, JournalPublisher
     from penstock.journal.journal import Details, Journal
@@ -95,16 +97,20 @@ def open_publisher(
 
 
 def open_subscriber(
-    address: Address, *, start: int | str = "new", on_message: Callable[[Message], Any] | None = None
+    address: Address,
+    *,
+    start: int | str | datetime.datetime = "new",
+    on_message: Callable[[Message], Any] | None = None,
 ) -> Follower:
     """A follower of ``journal:DIRECTORY#TOPIC``; TOPIC may be a pattern and defaults to ``default``.
 
-    ``start`` is ``"new"``, ``"first"`` or a position. The journal must exist: its first publisher creates it.
-    ``on_message`` is called with every message from a thread of its own.
+    ``start`` is ``"new"``, ``"first"``, a position, a time or ``"last 10 min"``. The journal must exist: its first
+    publisher creates it. ``on_message`` is called with every message from a thread of its own.
     """
     from penstock.errors import InvalidArgument
+    from penstock.history import check_start
     from penstock.journal.follow import DEFAULT_TOPIC, Follower
-    from penstock.journal.journal import Journal, check_position
+    from penstock.journal.journal import Journal
 
     marker, frontier = Path(address.name) / MARKER_NAME, Path(address.name) / FRONTIER_NAME
     if not marker.exists():
@@ -115,11 +121,10 @@ def open_subscriber(
     # its writer is still creating it; the frontier file is written last
     while not frontier.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
+    start = check_start(start)
     journal = Journal(address.name, mode="read")
-    if start not in ("new", "first") and isinstance(start, str):
-        raise InvalidArgument(f"start={start!r} is not a choice; valid: new, first, or a position")
-    place = {"new": journal.frontier, "first": journal.first}.get(str(start)) or check_position(start)
-    return Follower(journal, place, [address.topic or DEFAULT_TOPIC], own=True).call_in_thread(on_message)
+    follower = Follower(journal, journal.place_of(start), [address.topic or DEFAULT_TOPIC], own=True)
+    return follower.call_in_thread(on_message)
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,5 @@
 # Written by scripts/openers.py from the signatures of open_publisher and open_subscriber.
+import datetime
 from collections.abc import Callable
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
@@ -47,7 +48,7 @@ def publisher(
 ) -> JournalPublisher: ...
 
 class SubscriberOptions(TypedDict, total=False):
-    start: int | str
+    start: int | str | datetime.datetime
     on_message: Callable[[Message], Any] | None
 
 @overload

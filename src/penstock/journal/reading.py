@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._core import journal as native
 from penstock.errors import ClosedError, InvalidArgument
+from penstock.history import check_start, start_ns
 from penstock.journal import recovery
 from penstock.topics import check_pattern
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from penstock._core import Batch, Message
     from penstock.journal.commands import JournalInfo
+
+MAX_NS = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,15 @@ class Reading:
         if topic is not None and not number:
             return None
         return self._live_reader().find_time(stored_ns, number) or None
+
+    def place_of(self, start: object) -> int:
+        """The position that the option ``start`` of a subscriber names."""
+        text = check_start(start)
+        if text in ("new", "first"):
+            return self.frontier if text == "new" else self.first
+        if text.isdigit():
+            return int(text)
+        return self.find_time(min(max(start_ns(text), 0), MAX_NS)) or self.frontier
 
     def find_ordinal(self, topic: str, ordinal: int) -> int | None:
         """The position of the topic's first message with that ordinal or a greater one."""

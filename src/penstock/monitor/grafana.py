@@ -16,7 +16,7 @@ _LATENCY = 'sum by (le, room, name) (rate(penstock_latency_seconds_bucket{kind!=
 #: As on the page, what is handed to a program: not what a bus, a broker, a journal or a link passes on.
 _DELIVERED = (
     f'penstock_delivered_total{{kind=~"{"|".join(READERS)}|pipeline"}}',
-    'penstock_delivered_total{room="bus",kind="queue",name!~"[0-9a-f]{12}/.*"}',  # those of a gateway's modules, below
+    'penstock_delivered_total{room="bus",kind="queue",name!~"gateway-[0-9a-f]{12}.*"}',  # those of modules: see below
     'penstock_delivered_total{kind="module",name!~".*:.*"}',
 )
 

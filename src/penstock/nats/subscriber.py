@@ -107,6 +107,7 @@ class Subscriber(channel.Subscriber):
                 message.data, ordinal=self._count, timestamp_ns=time.time_ns() if time_ns is None else time_ns,
                 channel=message.subject, position=position, properties=properties or None, source=message,
             )  # fmt: skip
+            self._counters.add("depth", 1)
             self._waiting.append(made)
             self._bytes += len(message.data)
             if len(self._waiting) == 1:
@@ -127,17 +128,16 @@ class Subscriber(channel.Subscriber):
             with self._lock:
                 self._check()
                 found = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
-                self._bytes -= sum(len(message) for message in found)
+                size = sum(len(message) for message in found)
+                self._bytes -= size
                 if not self._waiting:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._ready)
                 if self._jetstream:
                     self._unacknowledged += [message.source for message in found]
-            if found:
-                self._counters.add("delivered", len(found))
-                self._counters.add("bytes", sum(len(message) for message in found))
-                self._counters.measure(found[0].timestamp_ns)
-                return found
+                if found:
+                    self._counters.deliver(len(found), size, found[0].timestamp_ns)
+                    return found
             if deadline.passed:
                 return []
             self._sleep(deadline)

@@ -10,6 +10,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import penstock
 from penstock import address as addresses
@@ -24,6 +25,7 @@ from penstock.observe.rates import PRODUCERS, READERS, flow
 from penstock.observe.snapshot import Block, Key, live, matching, named
 from penstock.printable import command, printable
 from penstock.quantities import number_of
+from penstock.topics import matches
 from penstock.types.fields import Values
 
 __all__ = ["Finding", "ended", "explain", "explain_filter"]
@@ -120,6 +122,8 @@ def _inside_findings(text: str, blocks: list[Block], watch_s: float) -> list[Fin
 def _of_address(below: list[Block], everything: list[Block], parts: addresses.Address) -> list[Block]:
     """The handles of the address. In shared memory those ``below`` it are other channels, of which nothing arrives, and
     a multiplexer gets what the publishers of its virtual channels publish, whatever their names are."""
+    if parts.scheme == "broker":
+        return _of_broker(below, everything, parts)
     if parts.scheme != "shm":
         return below
     from penstock.shm.explain import carriers
@@ -134,6 +138,18 @@ def _of_address(below: list[Block], everything: list[Block], parts: addresses.Ad
         b
         for b in below
         if b.name_cut or b.room not in ("shm", "journal") or (b.room == "journal" and b.channel == own)
+    ]
+
+
+def _of_broker(below: list[Block], everything: list[Block], parts: addresses.Address) -> list[Block]:
+    """Who publishes what the address or its queue takes; of a queue, who reads that one."""
+    takes: list[str] = _room(parts).topics(parts)
+    head = plain(parts.text).removesuffix(parts.topic)
+    publishers = [b for b in everything if b.kind == "publisher" and b.address.startswith(head)]
+    topics = [(b, b.address.removeprefix(head).removeprefix("/")) for b in publishers]
+    queue = parts.options.get("queue")
+    return [b for b, topic in topics if any(pattern == topic or matches(pattern, topic) for pattern in takes)] + [
+        b for b in below if b.kind != "publisher" and (queue is None or b.address.endswith(f"?queue={queue}"))
     ]
 
 
@@ -173,8 +189,13 @@ def _bridge_findings(parts: addresses.Address, everything: list[Block], passed: 
 
 def _room_findings(parts: addresses.Address) -> Iterator[Finding]:
     """The findings of the address's room."""
-    found: Iterator[Finding] = importlib.import_module(f"{addresses.ROOMS[parts.scheme]}.explain").explain(parts)
+    found: Iterator[Finding] = _room(parts).explain(parts)
     return found
+
+
+def _room(parts: addresses.Address) -> Any:
+    """The module ``explain`` of the address's room."""
+    return importlib.import_module(f"{addresses.ROOMS[parts.scheme]}.explain")
 
 
 def explain_filter(text: str, expression: str, seconds: float) -> Finding:

@@ -28,11 +28,12 @@ def feed_of(
     address: str, subscriber: penstock.Subscriber, claim: Callable[[int], int], give_back: Callable[[int], None]
 ) -> Direct:
     """The feed for that reach."""
-    scheme = parse(address).scheme
-    topic = parse(address).topic or None
+    parts = parse(address)
+    scheme, topic = parts.scheme, parts.topic or None
     if scheme == "broker":
         return Pumped(subscriber, topic, claim, give_back)
-    return (Stored if scheme == "journal" else Direct)(subscriber, topic, claim, give_back)
+    kinds: dict[str, type[Direct]] = {"journal": Stored, "shm": Direct if "start" in parts.options else Slots}
+    return kinds.get(scheme, Direct)(subscriber, topic, claim, give_back)
 
 
 class Direct:
@@ -89,14 +90,42 @@ class Direct:
     def drain(self) -> None:
         """Read what is there, and wait for no more."""
 
+    @property
+    def over(self) -> bool | None:
+        """Whether all that was there when ``drain`` was called has been read; None: nobody here knows."""
+        return None
+
     def stop(self) -> None:
         """Read no more."""
+
+
+class Slots(Direct):
+    """Of shared memory: its ledger counts what was published."""
+
+    def drain(self) -> None:
+        self._published = self._subscriber.ledger.matched
+
+    @property
+    def over(self) -> bool:
+        ledger = self._subscriber.ledger
+        return ledger.matched - ledger.in_flight >= self._published
 
 
 class Stored(Direct):
     """Of a journal: what is not read yet keeps."""
 
     patient = True
+
+    def drain(self) -> None:
+        self._frontier: int = self._follower.frontier
+
+    @property
+    def over(self) -> bool:
+        return bool(self._follower.position >= self._frontier)
+
+    @property
+    def _follower(self) -> Any:
+        return self._subscriber
 
 
 class Pumped(Direct):

@@ -66,6 +66,7 @@ class Source:
     counters: Any = None
     drained: bool = False  # nothing more was there at the last read
     oldest_ns: int = 0  # of what the last read gave; 0: nothing
+    ahead: bool = False  # a message came whose time was still to come
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -94,8 +95,7 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         try:
-            for address, topic in self.plan.topics.items():
-                self._subscribe(address, topic)
+            self._subscribe_all()
             self._reach()
             self._tape = Tape(self.plan)
             self._thread = threading.Thread(target=self._run, args=(self._tape,), name="record")
@@ -131,6 +131,16 @@ class Recorder:
     def refuse(self, address: str, error: str) -> None:
         """Count an address that cannot be recorded among ``errors``."""
         self._failed[without_secrets(address)] = error
+
+    def _subscribe_all(self) -> None:
+        for address, topic in list(self.plan.topics.items()):
+            try:
+                self._subscribe(address, topic)
+            except (PenstockError, OSError) as error:
+                if address not in self.plan.found or len(self.plan.topics) == 1:
+                    raise
+                self.refuse(address, describe(error))
+                del self.plan.topics[address]
 
     def _subscribe(self, address: str, topic: str) -> None:
         subscriber = penstock.subscriber(address)
@@ -271,9 +281,14 @@ class Recorder:
             if not self._round(tape, left):
                 time.sleep(HOLDING_S)  # of a queue, which is read by a thread of its own
             for source in left:
-                if source.drained or source.oldest_ns > self._stopped_ns:
+                over = source.feed.over
+                if source.drained or (self._is_later(source) if over is None else over):
                     self._merge.end(source.lane)
             left = [source for source in left if not source.lane.ended]
+
+    def _is_later(self, source: Source) -> bool:
+        """Whether what was read last was published after the stop, by the publisher's clock if that is not ahead."""
+        return source.oldest_ns > self._stopped_ns and not source.ahead
 
     def _round(self, tape: Tape, sources: list[Source] | None = None) -> int:
         """Read each once, store or hold what is there; gives how many there were."""
@@ -304,8 +319,9 @@ class Recorder:
                 break
             tape.describe(source.topic, source.feed.schemas())
             entries = [_entry(source.topic, message, copy=not armed) for message in batch]
-            if not count:
-                source.oldest_ns = min(entry.timestamp_ns or 0 for entry in entries)
+            times = [entry.timestamp_ns or 0 for entry in entries]
+            source.oldest_ns = source.oldest_ns if count else min(times)
+            source.ahead = source.ahead or max(times) > time.time_ns()
             count += len(entries)
             if armed:
                 sized = ((e.timestamp_ns or 0, len(memoryview(e.data)), (source, e)) for e in entries)

@@ -43,6 +43,8 @@ class Span:
         if length is None:
             return cls(begin_ns, None)
         length_ns = int(duration_s(length, "--for") * 1e9)
+        if not length_ns:
+            raise InvalidArgument(f"--for {length} is no time at all")
         return cls(begin_ns, (_first_time_ns(journals) if begin_ns is None else begin_ns) + length_ns)
 
 
@@ -50,7 +52,13 @@ def _begin_ns(journals: list[Journal], start: str) -> int:
     try:
         after_ns = int(duration_s(start, "--from") * 1e9)
     except InvalidArgument:
-        return moment_ns(start, "--from")
+        try:
+            return moment_ns(start, "--from")
+        except InvalidArgument:
+            raise InvalidArgument(
+                f"--from {start!r} is no time; write 10s for ten seconds after the start, 2026-01-31T12:00:00 (UTC) or "
+                "...+01:00, or a number of seconds since 1970"
+            ) from None
     return _first_time_ns(journals) + after_ns
 
 

@@ -66,6 +66,8 @@ class Story:
     failed: dict[str, str] = field(default_factory=dict)
     lost: int = 0
     ended: bool = False
+    missing_parts: list[str] = field(default_factory=list)  #: folders between two others
+    written_now: bool = False  #: somebody has it open for writing
     known: bool = False
     trimmed: bool = False
     span_ns: tuple[int, int] | None = None
@@ -102,7 +104,11 @@ class Story:
         found = []
         if self.known and self.trimmed:
             found.append("the beginning is missing, the recording was bound in size (--max-size)")
-        if self.known and not self.ended:
+        if self.known and self.missing_parts:
+            found.append(f"part {', '.join(self.missing_parts[:5])} is missing")
+        if self.known and not self.ended and self.written_now:
+            found.append("it is still being recorded; what is there so far is taken")
+        elif self.known and not self.ended:
             found.append("the recorder did not end properly; what it had not yet synced is missing")
         return found + [f"{address} was not recorded to the end: {error}" for address, error in self.failed.items()]
 
@@ -111,12 +117,20 @@ def read_story(directory: Path) -> Story:
     """The story of all parts of a recording; of any other journal an empty one."""
     story = Story()
     from penstock.journal import Journal
+    from penstock.journal.lock import writer_pid
 
-    for part in parts(directory):
+    folders = parts(directory)
+    there = [
+        int(part.name) for part in folders if len(part.name) == 5 and part.name.isdigit()
+    ]  # as a recorder names them
+    if there and len(folders) > 1:
+        story.missing_parts = [f"{n:05d}" for n in range(there[0], there[-1]) if n not in there]
+    for part in folders:
         with Journal(part, mode="read") as journal:
             story.trimmed = story.trimmed or journal.first > 1
             for event in _events(journal):
                 story.take(event)
+        story.written_now = writer_pid(part) is not None
     return story
 
 

@@ -32,6 +32,7 @@ class Plan:
     max_bytes: int | None = None
     pre_buffer_s: float | None = None
     max_messages: int | None = None
+    found: frozenset[str] = frozenset()  #: addresses that nobody has written: the others go on without them
     reach_s: float | None = None  #: how long publishers may take to answer; None: for ever, and nothing is said
 
     @property

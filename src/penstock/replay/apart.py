@@ -19,11 +19,16 @@ from penstock.errors import PenstockError, StateError
 from penstock.gateway.stage import Failure
 from penstock.replay.rule import Break, Shown, Verdict
 from penstock.replay.run import Report
+from penstock.system import dying_with_parent
 
-__all__ = ["apart"]
+__all__ = ["ProcessEnded", "apart"]
 
 Result = TypeVar("Result")
 RECORDS = {kind.__name__: kind for kind in (Break, Failure, Report, Shown, Verdict)}
+
+
+class ProcessEnded(StateError):
+    """The process ended before it had an answer: a module ended it."""
 
 
 def apart(function: Callable[[], Result]) -> Result:
@@ -32,8 +37,10 @@ def apart(function: Callable[[], Result]) -> Result:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # else the copy would print it again
     reading, writing = os.pipe()
+    die_with_parent = dying_with_parent()
     child = os.fork()
     if child == 0:
+        die_with_parent()
         os.close(reading)
         _answer(function, writing)
     os.close(writing)
@@ -46,7 +53,7 @@ def apart(function: Callable[[], Result]) -> Result:
     finally:
         _, status = os.waitpid(child, 0)
     if not given:
-        raise StateError(f"a replay ended its process (code {os.waitstatus_to_exitcode(status)})")
+        raise ProcessEnded(f"a replay ended its process (code {os.waitstatus_to_exitcode(status)})")
     succeeded, result = _from_plain(json.loads(given))
     if not succeeded:
         kind = getattr(errors, result[0], None)

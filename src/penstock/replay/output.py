@@ -22,6 +22,7 @@ __all__ = ["Output", "topic_of_sink", "topic_of_source"]
 
 BATCH = 1024
 BATCH_BYTES = 4 << 20
+MAX_MESSAGE_BYTES = 512 << 20  # as much as a journal takes: what a module publishes was right where it ran
 
 
 def topic_of_source(name: str) -> str:
@@ -35,17 +36,20 @@ def topic_of_sink(name: str) -> str:
 
 
 class Output:
-    """Written in batches; ``with`` closes it."""
+    """Written in batches; ``with`` closes it. The folder is made when there is something to store.
+
+    Modules do not learn that something could not be stored, since they did nothing wrong: ``error`` says it, and the
+    end of ``with`` raises it."""
 
     def __init__(self, directory: Path) -> None:
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise InvalidArgument(f"{directory} is not empty; the output of a replay is a folder of its own")
-        self._journal = Journal(directory)
-        self._tell("started")
+        self._directory = directory
+        self._check_free()
+        self._opened: Journal | None = None
         self._entries: list[Entry] = []
         self._bytes = 0
         self._topics: dict[tuple[bool, str], str] = {}
         self.messages = 0
+        self.error: Exception | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -53,10 +57,25 @@ class Output:
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         try:
             self._write()
+            if kind is None and self.error is not None:
+                raise self.error
             if kind is None:  # else it is cut off, and says so by the missing end
                 self._tell("ended")
         finally:
-            self._journal.close()
+            if self._opened is not None:
+                self._opened.close()
+
+    def _check_free(self) -> None:
+        if self._directory.exists() and (not self._directory.is_dir() or any(self._directory.iterdir())):
+            raise InvalidArgument(f"{self._directory} is not empty; the output of a replay is a folder of its own")
+
+    @property
+    def _journal(self) -> Journal:
+        if self._opened is None:
+            self._check_free()
+            self._opened = Journal(self._directory, max_message_bytes=MAX_MESSAGE_BYTES)
+            self._tell("started")
+        return self._opened
 
     def _tell(self, event: str) -> None:
         self._journal.append(STORY, json.dumps({"event": event}).encode())
@@ -73,6 +92,8 @@ class Output:
         topic = self._topics.get((leaves, name))
         if topic is None:
             topic = self._topics[leaves, name] = (topic_of_sink if leaves else topic_of_source)(name)
+        if self.error is not None:
+            return
         data = bytes(message)
         self._entries.append(Entry(topic, data, dict(message.properties), timestamp_ns=message.timestamp_ns))
         self._bytes += len(data)
@@ -82,5 +103,9 @@ class Output:
 
     def _write(self) -> None:
         entries, self._entries, self._bytes = self._entries, [], 0
-        if entries:
+        if not entries or self.error is not None:
+            return
+        try:
             self._journal.commit(entries)
+        except Exception as error:
+            self.error = error

@@ -119,10 +119,8 @@ class _Watch:
     def end(self) -> None:
         self._ending = True
 
-    def counted(self, inputs: Iterable[Input]) -> Iterable[Input]:
-        for one in inputs:
-            self.inputs += 1
-            yield one
+    def count_input(self) -> None:
+        self.inputs += 1
 
 
 def _shown(topic: str, message: Any) -> Shown:
@@ -182,8 +180,10 @@ def _watched(
         for watch in watches:
             watch.end()
 
-    for watch in watches:
-        inputs = watch.counted(inputs)
+    def count_input() -> None:
+        for watch in watches:
+            watch.count_input()
+
     report = replay(
         target,
         inputs,
@@ -191,6 +191,7 @@ def _watched(
         on_published=published,
         on_left=left,
         seed=seed,
+        on_input=count_input,
         enough=lambda: all(watch.enough() for watch in watches),
         on_end=end if stops else None,
     )

@@ -15,6 +15,7 @@ from penstock.clock import VirtualClock, using
 from penstock.gateway.stage import Failure
 from penstock.replay.script import Input
 from penstock.replay.target import Target, Told
+from penstock.replay.watchdog import quiet_refusals, watched
 
 __all__ = ["Report", "replay"]
 
@@ -49,21 +50,30 @@ def replay(
     on_left: Told = lambda *_: None,
     seed: int = 0,
     paced: bool = False,
+    on_input: Callable[[], object] = lambda: None,
     enough: Callable[[], bool] = lambda: False,
     on_end: Callable[[], object] | None = lambda: None,
 ) -> Report:
     """Put ``inputs`` into a new run of ``target``, from the first to the last of ``times_ns``.
 
-    ``paced``: as slowly as it was recorded, else as fast as it goes; the output is the same. ``enough`` is asked after
-    each input and ends it early. ``on_end`` is called before the modules are stopped; None: they are not.
+    ``paced``: as slowly as it was recorded, else as fast as it goes; the output is the same. ``on_input`` is called
+    before each input, after what is due before it. ``enough`` is asked before and after each input and ends it early.
+    ``on_end`` is called before the modules are stopped; None: they are not.
 
     ``RefusedError`` where something was asked for that cannot be the same twice, also if a module caught that.
     """
     began, count, first_ns = time.monotonic(), 0, times_ns[0]
     waiting: dict[str, int] = {}
     notes: tuple[str, ...] = ()
-    threads = set(threading.enumerate())
-    with _outside() as outside, using(VirtualClock(first_ns)) as clock, target.at_home(), _seeded(seed):
+    with (
+        using(VirtualClock(first_ns)) as clock,
+        watched(lambda: (count, clock.time_ns())),
+        quiet_refusals(clock),
+        _outside() as outside,
+        target.at_home(),
+        _seeded(seed),
+    ):
+        threads = set(threading.enumerate())
         actor = target.actor(clock, on_published, on_left)
         try:
             actor.start()
@@ -71,7 +81,12 @@ def replay(
             for one in inputs:
                 if paced:
                     time.sleep(max(0.0, began + (one.message.timestamp_ns - first_ns) / 1e9 - time.monotonic()))
+                actor.advance(one.message.timestamp_ns)
+                _check(clock)
+                if enough():
+                    break
                 count += 1
+                on_input()
                 actor.put(one.source, one.message, one.ordinal, one.read)
                 _check(clock)
                 if enough():

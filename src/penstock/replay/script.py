@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from penstock.errors import PenstockError
+from penstock.errors import InvalidArgument, PenstockError, nearest
 from penstock.journal import Entry
 from penstock.recording.span import Span, located, reader, time_range, topic_names
 from penstock.recording.story import parts, read_story
@@ -72,6 +72,12 @@ class Script:
         known = {name for journal in self._journals for name in topic_names(journal, topics)}
         known |= {name for name in self.story.ordinals if topics is None or any(matches(one, name) for one in topics)}
         self.topics = sorted(known)
+        if topics and not self.topics:
+            names = {name for journal in self._journals for name in topic_names(journal, None)} | set(
+                self.story.ordinals
+            )
+            self._stack.close()
+            raise InvalidArgument(f"no topic matches {', '.join(topics)}; {nearest(topics[0], sorted(names))}")
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +88,8 @@ class Script:
     def times_ns(self, topics: Iterable[str]) -> tuple[int, int]:
         """The first and the last moment of what is replayed of these topics."""
         first, last = self.story.span_ns or time_range(self._journals, set(topics))
-        first = first if self._span.begin_ns is None else self._span.begin_ns
+        if self._span.begin_ns is not None:  # --from may lie before the beginning, when nothing was there to tick
+            first = max(self._span.begin_ns, (self.story.span_ns or time_range(self._journals))[0])
         return first, max(first, last if self._span.end_ns is None else min(last, self._span.end_ns))
 
     def inputs(self, sources: dict[str, str]) -> Iterator[Input]:

@@ -231,7 +231,13 @@ class _Program:
         self._heard[source] = self._heard.get(source, False) or publisher.wait_ready(1, 0)
         if ordinal > 1:
             publisher.bus._go_on(publisher.id, ordinal - 1)
-        publisher.publish(bytes(message))
+        try:
+            publisher.publish(bytes(message))
+        except TimeoutError as error:
+            raise ProgramError(
+                f"{error}. Nobody reads it: give the program a function step() that does, or open it with "
+                'overflow="drop_oldest"'
+            ) from error
         self._step()
 
     def advance(self, time_ns: int) -> None:

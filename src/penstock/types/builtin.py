@@ -524,7 +524,8 @@ def _check_round_trip(name: str, written: dict[str, Any], read: dict[str, Any]) 
     for mine, theirs in _records(written, read):
         fields = mine.get("properties", {})
         known = theirs.get("properties", {})
-        missing = [one for one in theirs.get("required", ()) if one not in fields]
+        needed = theirs.get("required", ()) if "properties" in mine else ()  # what a serializer writes is not known
+        missing = [one for one in needed if one not in fields]
         strange = [one for one in fields if one not in known] if theirs.get("additionalProperties") is False else []
         for field in (*missing, *strange):
             what = "needs and does not write" if field in missing else "writes and does not read"
@@ -543,8 +544,8 @@ def _mark_written(written: dict[str, Any], read: dict[str, Any]) -> None:
         for name, node in mine.get("properties", {}).items():
             if node != known.get(name) and spoken(node):
                 known[name] = {**known.get(name, {}), "x-written": node}
-    if "properties" not in written and (form := spoken(written)) not in ({}, spoken(read)):
-        read["x-written"] = form
+        if "properties" not in mine and (form := spoken(mine)) not in ({}, spoken(theirs)):
+            theirs["x-written"] = form
     for name, node in written.get("$defs", {}).items():
         read.setdefault("$defs", {}).setdefault(name, node)
 
@@ -643,6 +644,10 @@ def _numpy(kind: Any) -> Codec[Any]:
     import numpy
 
     dtype = numpy.dtype(kind)
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        told = f"give {base!r}, a record with such a field, or Image, which keeps a shape"
+        raise InvalidArgument(f"type={dtype!r}: no array has items of the shape {shape}; {told}")
     if dtype.hasobject or not dtype.itemsize:
         raise InvalidArgument(f"type={dtype!r}: items of a fixed size without Python objects are wanted")
     try:
@@ -667,10 +672,14 @@ def _numpy(kind: Any) -> Codec[Any]:
         return from_buffer(message, dtype, count) if count else numpy.empty(0, dtype)
 
     def draft(take: Any, size: int = 1, **options: Any) -> ArrayDraft:
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        try:
+            count = operator.index(size)
+        except TypeError:
+            count = -1
+        if isinstance(size, bool) or count < 0:
             raise InvalidArgument(f"size={size!r} must be 0 or more items")
-        taken = take(size * dtype.itemsize, **options)
-        return ArrayDraft(taken, taken.array(size, dtype))
+        taken = take(count * dtype.itemsize, **options)
+        return ArrayDraft(taken, taken.array(count, dtype))
 
     name = "numpy." + (dtype.name if dtype.names is None else "record")
     fast = functools.partial(from_buffer, dtype=dtype)
@@ -700,7 +709,10 @@ def _arrow(kind: Any) -> Codec[Any]:
         if not isinstance(value, pyarrow.RecordBatch):
             raise _refuse(pyarrow.RecordBatch, value)
         if value.schema != kind:
-            told, wanted = (", ".join(f"{one.name} {one.type}" for one in schema) for schema in (value.schema, kind))
+            told, wanted = (
+                ", ".join(f"{one.name} {one.type}{'' if one.nullable else ' not null'}" for one in schema)
+                for schema in (value.schema, kind)
+            )
             raise TypeError(f"the batch has columns {told}, and not {wanted}")
         sink = pyarrow.BufferOutputStream()
         with ipc.new_stream(sink, kind) as writer:

@@ -27,7 +27,7 @@ RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longes
 ATTEMPT_S = 5.0  # for one attempt to connect: a machine that is gone answers nothing, and nothing else ends it
 # Where there are several brokers another one may lead any moment: also while the old one is stopped, whose kernel still
 # takes connections and acknowledges what is sent. So it is asked for an answer after a while of silence.
-GROUP_ATTEMPT_S, GROUP_RETRY_S, GROUP_SILENCE_S = 1.0, 0.25, 3.0
+GROUP_ATTEMPT_S, GROUP_RETRY_S, GROUP_SILENCE_S = 1.0, 0.25, 2.0
 MAX_TIMEOUT_S = 1e9  # some thirty years
 FAREWELL_S = 2.0  # how long a broker may take to close after the last line
 
@@ -178,9 +178,10 @@ class Link:
             if self.dialogue.idle:
                 self.dialogue.ask("PING", repeat=False)
                 self._send()
-        elif now >= self._asked_at + self._patience_s:
-            waited, self._patience_s = self._patience_s, min(2 * self._patience_s, self._keepalive_s)
-            raise ConnectionError(f"the broker did not answer for {waited:g} s")
+            return
+        most_s = self._patience_s if self.dialogue.ready else min(self._patience_s, GROUP_ATTEMPT_S)
+        if now >= self._asked_at + most_s:
+            raise ConnectionError(f"the broker did not answer for {most_s:g} s")
 
     def wake(self) -> None:
         """End a ``wait`` of another thread."""
@@ -348,8 +349,6 @@ class Link:
             self._heard_at, self._asked_at = time.monotonic(), 0.0
         if self.dialogue.ready:
             self._pause = RETRY_S[0]
-            if self._patience_s:
-                self._patience_s = min(GROUP_SILENCE_S, self._keepalive_s)
         return True
 
     def lost(self, error: Exception) -> None:

@@ -145,31 +145,30 @@ class Requests(ABC):
 
     def purge(self, name: str) -> Any:
         """Drop what the queue has; how many messages that were."""
-        return self._finish(self._dialogue.ask(f"PURGE {name}", repeat=False, convert=_number))
+        return self._finish(self._dialogue.ask(_about("PURGE", name), repeat=False, convert=_number))
 
     def delete(self, name: str) -> Any:
         """Forget the queue."""
-        return self._finish(self._dialogue.ask(f"DELETE {name}", repeat=False, convert=_nothing))
+        return self._finish(self._dialogue.ask(_about("DELETE", name), repeat=False, convert=_nothing))
 
     def pause(self, name: str) -> Any:
         """Hand out nothing of the queue until ``resume``, also across restarts; messages wait on disk."""
-        return self._finish(self._dialogue.ask(f"PAUSE {name}", convert=_nothing))
+        return self._finish(self._dialogue.ask(_about("PAUSE", name), convert=_nothing))
 
     def resume(self, name: str) -> Any:
         """Hand out messages of a paused queue again."""
-        return self._finish(self._dialogue.ask(f"RESUME {name}", convert=_nothing))
+        return self._finish(self._dialogue.ask(_about("RESUME", name), convert=_nothing))
 
     def redrive(self, name: str) -> Any:
         """Send dead letters of the queue back to it, up to 65,536 at a time; how many."""
-        return self._finish(self._dialogue.ask(f"REDRIVE {name}", repeat=False, convert=_number))
+        return self._finish(self._dialogue.ask(_about("REDRIVE", name), repeat=False, convert=_number))
 
     def seek(
         self, name: str, *, position: int | None = None, ordinal: int | None = None, time_ns: int | None = None
     ) -> Any:
         """Deliver from there on."""
-        return self._finish(
-            self._dialogue.ask(f"SEEK {name} {start_option(position, ordinal, time_ns)}", convert=_nothing)
-        )
+        line = f"{_about('SEEK', name)} {start_option(position, ordinal, time_ns)}"
+        return self._finish(self._dialogue.ask(line, convert=_nothing))
 
     def ping(self) -> Any:
         """Answered when everything asked before is on disk."""
@@ -178,6 +177,11 @@ class Requests(ABC):
     def shutdown(self) -> Any:
         """End the broker: it finishes what it has begun and closes every connection, this one too."""
         return self._finish(self._dialogue.ask("SHUTDOWN", repeat=False, ends=True))
+
+
+def _about(verb: str, queue: str) -> str:
+    """A command about a queue, also one of the broker's own."""
+    return f"{verb} {words.check_name(queue, 'queue', internal=True)}"
 
 
 def encode_many(properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None) -> bytes | list[bytes]:

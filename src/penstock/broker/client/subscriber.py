@@ -32,6 +32,7 @@ from penstock.broker.client.link import Link
 from penstock.broker.client.requests import milliseconds, queue_options, schema_answer, schema_versions_answer, whole
 from penstock.broker.liveness import DEFAULT_S
 from penstock.broker.words import TEMPORARY
+from penstock.carry import total_bytes
 from penstock.channel import Ledger, check_timeout, choose
 from penstock.errors import InvalidArgument, ProtocolError, RefusedError, StateError
 
@@ -121,10 +122,9 @@ class Subscriber(channel.Subscriber):
     def _receive(self, batch: Batch) -> None:
         self._batches.append(batch)
         self._counters.add("matched", len(batch))
-        self._counters.add("bytes", batch.total_bytes)
+        self._counters.add("depth", len(batch))  # all else is counted when it is read
         if again := redelivered_count(batch):
             self._counters.add("redelivered", again)
-        self._counters.measure(batch[0].timestamp_ns)
 
     def _available(self) -> bool:
         batches = self._batches
@@ -234,7 +234,7 @@ class Subscriber(channel.Subscriber):
             if not self._available() and not self._fill(timeout):
                 return None
             message = self._batches[0][self._next]
-            self._given(1)
+            self._given(1, len(message), message)
         return message
 
     def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch | list[Message]:
@@ -250,7 +250,7 @@ class Subscriber(channel.Subscriber):
             batch = self._batches[0]
             whole = self._next == 0 and len(batch) <= most
             found = batch if whole else batch[self._next : self._next + most]
-            self._given(len(found))
+            self._given(len(found), batch.total_bytes if whole else total_bytes(found), found[0])
         return found
 
     def _there(self) -> Iterator[Message]:
@@ -270,9 +270,9 @@ class Subscriber(channel.Subscriber):
                 return
             yield message
 
-    def _given(self, count: int) -> None:
+    def _given(self, count: int, size: int, first: Message) -> None:
+        self._counters.deliver(count, size, 0 if self._next else first.timestamp_ns)  # one of each batch is measured
         self._next += count
-        self._counters.add("delivered", count)
         if self._mode is Ack.READ:
             self._done()
         if self._asleep:

@@ -30,8 +30,8 @@ export const short = value => { const [part, prefix] = scaled(value, 1000); retu
 export const span = seconds => seconds < 120 ? `${Math.round(seconds)} s` : seconds < 600 ? `${+(seconds / 60).toFixed(1)} min` : seconds < 3600 ? `${Math.round(seconds / 60)} min` : seconds < 36000 ? `${+(seconds / 3600).toFixed(1)} h` : seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
 export const UNITS = { hz: rate, us: micros, count: value => Math.abs(value) < 10000 ? digits(value) : short(value), megabytes: value => bytes(value * 1e6), bytes: value => bytes(value) + "/s" };
 
-// The middle of a long name goes: its beginning says which reach, its end which channel. Names that would look the same
-// then go without what they begin and end with alike, up to a slash, so that what differs is seen.
+// The middle of a long name goes: its beginning says which reach, its end which channel. Where another name would look the
+// same, as much of the beginning is kept as tells them apart; where there is no room for that, a part that no other has.
 let known = [];
 export function compareNames(names) {
   const shown = names.map(printable);
@@ -39,22 +39,23 @@ export function compareNames(names) {
   known = shown;
   fitted.clear();
 }
-function cut(text, most) {
-  if (text.length <= most) return text;
-  const head = Math.ceil((most - 1) / 3), tail = most - 1 - head;
-  return text.slice(0, head) + "…" + text.slice(text.length - tail);
+function cut(text, most, head = Math.ceil((most - 1) / 3)) {
+  return text.length <= most ? text : text.slice(0, head) + "…" + text.slice(text.length - (most - 1 - head));
 }
-const shared = (a, b) => { let at = 0; while (at < a.length && a[at] === b[at]) at++; return a.slice(0, at); };
-const toSlash = text => text.slice(0, Math.max(0, text.lastIndexOf("/")));
-const turned = text => [...text].reverse().join("");
+const begins = (a, b) => { let many = 0; while (many < a.length && a[many] === b[many]) many++; return many; };
+const ends = (a, b) => { let many = 0; while (many < a.length && a[a.length - 1 - many] === b[b.length - 1 - many]) many++; return many; };
 export function middle(text, most) {
-  const plain = cut(text, most);
-  if (plain === text) return text;
-  const alike = known.filter(name => cut(name, most) === plain);
-  if (alike.length < 2) return plain;
-  const head = toSlash(alike.reduce(shared)), rests = alike.map(name => turned(name.slice(head.length))), tail = turned(toSlash(rests.reduce(shared)));
-  const rest = (head ? "…" : "") + text.slice(head.length, text.length - tail.length) + (tail ? "…" : "");
-  return rest.length < text.length ? cut(rest, most) : plain;
+  const plain = cut(text, most), others = known.filter(name => name !== text);
+  if (plain === text || !others.some(name => cut(name, most) === plain)) return plain;
+  // How much each other name begins and ends with alike: it looks the same where both cover what is kept.
+  const alike = others.map(name => [begins(name, text), ends(name, text)]);
+  for (let head = Math.ceil((most - 1) / 3); head < most; head++) if (!alike.some(([begin, end]) => begin >= head && end >= most - 1 - head)) return cut(text, most, head);
+  for (let at = text.indexOf("/"); at >= 0; at = text.indexOf("/", at + 1)) {
+    const part = text.slice(at, at + most - 2), whole = part.slice(0, part.lastIndexOf("/") + 1);
+    const kept = [whole, part].find(found => found.length > 1 && !others.some(name => name.includes(found)));
+    if (kept) return `…${kept}${text.endsWith(kept) ? "" : "…"}`;
+  }
+  return plain;
 }
 
 // As much of a text as is so wide, in a font as CSS names it: `shorten` gives it with at most so many letters.

@@ -14,6 +14,7 @@ const plots = [...document.querySelectorAll(".plots canvas[data-plot]:not(#field
 
 const bare = handle => handle.channel;
 const isTail = handle => handle.kind === "tail";  // somebody looks at messages: no part of what is watched
+const isBrokerQueue = handle => handle.room === "broker" && handle.kind === "queue";
 const hasPage = handle => !handle.name_cut;  // else nothing can be asked for it
 const channelLink = address => `#channel=${encodeURIComponent(address)}`;
 // How long an idle handle has been idle is counted here: it changes every second, and nothing else of the handle does.
@@ -48,33 +49,36 @@ function showSums(state) {
 function showTrouble(state) {
   const troubled = [...view.handles.values()].filter(handle => TROUBLES.includes(handle.health) && !handle.internal)
     .sort((a, b) => WORST_FIRST.indexOf(a.health) - WORST_FIRST.indexOf(b.health) || b.lost - a.lost || a.where.localeCompare(b.where));
+  // Those of one kind at one place are one row, the worst one's.
+  const rows = new Map();
+  for (const handle of troubled) { const id = isBrokerQueue(handle) ? handle.key : [handle.pid, handle.kind, handle.health, handle.where].join("\n"); if (!rows.has(id)) rows.set(id, { id, handle, many: 0, late: false }); rows.get(id).many++; }
   // Many of one kind in one process are most likely one trouble: after the first five they come last.
-  const alike = new Map(), late = new Set();
-  for (const handle of troubled) { const kind = `${handle.pid} ${handle.kind} ${handle.health}`, many = (alike.get(kind) ?? 0) + 1; alike.set(kind, many); if (many > 5) late.add(handle.key); }
-  troubled.sort((a, b) => late.has(a.key) - late.has(b.key));
+  const alike = new Map();
+  for (const row of rows.values()) { const kind = `${row.handle.pid} ${row.handle.kind} ${row.handle.health}`, many = (alike.get(kind) ?? 0) + 1; alike.set(kind, many); row.late = many > 5; }
+  const sorted = [...rows.values()].sort((a, b) => a.late - b.late);
   one("stuck").classList.toggle("none", !troubled.length); one("stuck").classList.toggle("some", troubled.length > 0);
-  text(one("stuck-note"), troubled.length ? `${count(troubled.length)} of ${count(view.handles.size)} handles${troubled.length > MOST_TROUBLES ? `, ${MOST_TROUBLES} are listed, all of them under Handles` : ""}` : "nothing is losing, stuck or late");
-  const listed = Math.min(troubled.length, MOST_TROUBLES), first = window.innerWidth > 900 ? FIRST_TROUBLES : FIRST_ON_NARROW, folds = listed > first + 1;
+  text(one("stuck-note"), troubled.length ? `${count(troubled.length)} of ${count(view.handles.size)} handles${sorted.length > MOST_TROUBLES ? `, ${MOST_TROUBLES} are listed, all of them under Handles` : ""}` : "nothing is losing, stuck or late");
+  const listed = Math.min(sorted.length, MOST_TROUBLES), first = window.innerWidth > 900 ? FIRST_TROUBLES : FIRST_ON_NARROW, folds = listed > first + 1;
   one("stuck-more").hidden = !folds; text(one("stuck-more"), view.allTroubles ? "show fewer" : `show ${listed - first} more`);
-  reconcile(one("stuck-list"), troubled.slice(0, folds && !view.allTroubles ? first : listed), handle => handle.key, makeTrouble, (line, handle) => {
+  reconcile(one("stuck-list"), sorted.slice(0, folds && !view.allTroubles ? first : listed), row => row.id, makeTrouble, (line, { handle, many }) => {
     const [pill, link, who, why, help] = line.children;
     pill.className = `pill ${handle.health}`; text(pill, WORDS[handle.health]);
     text(link, handle.where); link.href = hasPage(handle) ? channelLink(bare(handle)) : "#handles";
-    text(who, `${handle.kind} in ${handle.program} (${handle.pid})`); text(why, handle.reasons.join("; "));
+    text(who, `${many > 1 ? `${count(many)} ${handle.kind}s` : handle.kind} in ${handle.program} (${handle.pid})`); text(why, handle.reasons.join("; "));
     const actions = helpful(handle, state.actions ?? []);
     reconcile(help, actions, action => action, action => button(action, () => act(action, (action === "redrive" && whoseDead(handle)) || view.handles.get(handle.key))), () => {});
   });
 }
 
-function makeTrouble(handle) {
-  const line = element("li"); line.dataset.key = handle.key;
+function makeTrouble() {
+  const line = element("li");
   line.append(element("span", "pill"), element("a", "name"), element("span", "who"), element("span", "why"), element("span", "help"));
   return line;
 }
 
 // The actions that help this handle; everything else is explained on the channel's page, to which its name leads.
 function helpful(handle, allowed) {
-  if (handle.room !== "broker" || handle.kind !== "queue") return [];
+  if (!isBrokerQueue(handle)) return [];
   const wanted = [handle.state === "paused" && "resume", whoseDead(handle) && "redrive"];
   return wanted.filter(action => action && allowed.includes(action));
 }
@@ -82,12 +86,12 @@ function helpful(handle, allowed) {
 // The queue whose dead letters a queue holds, by the name that a broker gives it; the action is that queue's.
 function whoseDead(handle) {
   const queue = handle.name.endsWith(".dead") ? handle.name.slice(0, -".dead".length) : "";
-  return queue && [...view.handles.values()].find(other => other.room === "broker" && other.kind === "queue" && other.pid === handle.pid && other.name === queue);
+  return queue && [...view.handles.values()].find(other => isBrokerQueue(other) && other.pid === handle.pid && other.name === queue);
 }
 
 // The queue that holds this one's dead letters, where there is one.
 function deadOf(handle) {
-  return [...view.handles.values()].find(other => other.room === "broker" && other.kind === "queue" && other.pid === handle.pid && other.name === `${handle.name}.dead`);
+  return [...view.handles.values()].find(other => isBrokerQueue(other) && other.pid === handle.pid && other.name === `${handle.name}.dead`);
 }
 
 function button(label, pressed) {
@@ -252,14 +256,14 @@ function fillMeter(made, title, right, part, full, note) {
 }
 
 function showQueues(state) {
-  const bounded = [...view.handles.values()].filter(h => !h.internal && !isTail(h) && (h.capacity || h.depth || h.lag || h.kind === "queue")).sort((a, b) => (b.depth / (b.capacity || 1e9)) - (a.depth / (a.capacity || 1e9)) || a.where.localeCompare(b.where));
+  const bounded = [...view.handles.values()].filter(h => !h.internal && !isTail(h) && (h.capacity || h.depth || h.lag || h.kind === "queue")).sort((a, b) => (b.depth / (b.capacity || 1e9)) - (a.depth / (a.capacity || 1e9)) || b.lag - a.lag || a.where.localeCompare(b.where));
   one("queue-empty").hidden = bounded.length > 0;
   text(one("queue-more"), bounded.length > MOST_QUEUES ? `the fullest ${MOST_QUEUES} of ${count(bounded.length)}; the handles have all` : "");
   reconcile(one("queue-list"), bounded.slice(0, MOST_QUEUES), h => h.key, h => { const made = makeMeter("meter"); made.dataset.key = h.key; return made; }, (made, h) => {
     const bound = h.capacity ? `${count(h.depth)} of ${count(h.capacity)} held` : h.room === "shm" ? `${count(h.depth)} held` : `${count(h.depth)} waiting`;
-    fillMeter(made, h.where, bound + (h.lag ? ` · ${count(h.lag)} behind` : ""), h.capacity ? h.depth / h.capacity : h.depth ? .03 : 0, h.capacity && h.depth >= h.capacity, [h.kind, `pid ${h.pid}`, h.room === "broker" && h.kind === "queue" ? consumers(h.peers) : "", deadOf(h)?.depth ? `${count(deadOf(h).depth)} dead letters` : "", h.state].filter(Boolean).join(" · "));
+    fillMeter(made, h.where, bound + (h.lag ? ` · ${count(h.lag)} behind` : ""), h.capacity ? h.depth / h.capacity : h.depth ? .03 : 0, h.capacity && h.depth >= h.capacity, [h.kind, `pid ${h.pid}`, isBrokerQueue(h) ? consumers(h.peers) : "", deadOf(h)?.depth ? `${count(deadOf(h).depth)} dead letters` : "", h.state].filter(Boolean).join(" · "));
     made.dataset.depth = h.depth; made.dataset.capacity = h.capacity;
-    const usable = h.kind === "queue" && h.room === "broker" ? (state.actions ?? []).filter(action => action !== (h.state === "paused" ? "pause" : "resume") && !(action === "redrive" && whoseDead(h))) : [];
+    const usable = isBrokerQueue(h) ? (state.actions ?? []).filter(action => action !== (h.state === "paused" ? "pause" : "resume") && !(action === "redrive" && whoseDead(h))) : [];
     reconcile(made.lastChild, usable, action => action, action => button(action, () => act(action, view.handles.get(h.key))), () => {});
   });
 }

@@ -58,7 +58,7 @@ export class Plot {
       .filter(one => !wanted || this.prefix === "lost/" || one.name.includes(wanted))
       .map(one => ({ ...one, most: this.most(one.values) })).filter(one => one.most !== null);
     found.sort((a, b) => b.most - a.most || a.name.localeCompare(b.name));
-    if (this.more) text(this.more, found.length > MOST ? `the ${MOST} largest of ${found.length}; choose a channel to see others` : "");
+    if (this.more) text(this.more, found.length > MOST ? `the ${MOST} largest of ${found.length}; type a part of a name above to see others` : "");
     this.series = found.slice(0, MOST).sort((a, b) => a.name.localeCompare(b.name));
     this.draw();
   }
