@@ -6,6 +6,7 @@ import contextlib
 import json
 import resource
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -21,6 +22,7 @@ import penstock
 from penstock import Message
 from penstock.broker import Server
 from penstock.cli.demo.conductor import everything_arrived
+from penstock.errors import RefusedError
 from penstock.journal import Entry, Journal
 from penstock.recording import merge
 from penstock.recording import recorder as recorder_module
@@ -406,7 +408,9 @@ def test_the_demo_is_complete_when_every_number_agrees(
 def stored_topics(directory: Path) -> list[tuple[str, int]]:
     """The topics and times of a recording, in its order."""
     with Journal(directory, mode="read") as journal:
-        return [(message.channel or "", message.timestamp_ns) for message in messages([journal], None, Span(None, None))]
+        return [
+            (message.channel or "", message.timestamp_ns) for message in messages([journal], None, Span(None, None))
+        ]
 
 
 def test_a_recording_of_several_channels_is_in_the_order_of_publishing(tmp_path: Path) -> None:
@@ -458,7 +462,10 @@ def test_a_queue_is_recorded_beside_a_live_channel_and_done_when_it_is_stored(
     """The queue's backlog is older than the live channel's messages, and longer than one read."""
     monkeypatch.setattr(merge, "HOLD_ROUNDS", 10**9)  # however slow the machine is
     live = channel()
-    with Server(tmp_path / "broker", 0).start() as server, penstock.publisher(live, slots=64, slot_size=64) as publisher:
+    with (
+        Server(tmp_path / "broker", 0).start() as server,
+        penstock.publisher(live, slots=64, slot_size=64) as publisher,
+    ):
         address = f"broker://127.0.0.1:{server.port}/m"
         queue = f"{address}?queue=q"
         penstock.subscriber(queue).close()  # it takes what comes from now on
@@ -490,3 +497,13 @@ def test_what_is_not_wanted_is_not_taken_from_a_queue(tmp_path: Path) -> None:
         with penstock.subscriber(f"{address}?queue=q") as rest:
             assert bytes(rest.receive(60)) == b"4"
     assert bodies(tmp_path / "rec", "m") == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_broker_that_nobody_can_reach_is_told_by_name_and_soon(tmp_path: Path) -> None:
+    with socket.socket() as nobody:  # bound, not listening
+        nobody.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{nobody.getsockname()[1]}"
+        plan = Plan(tmp_path / "rec", {f"broker://{place}/m?queue=q": "m"}, reach_s=0.1)
+        with pytest.raises(RefusedError, match=f"the broker at {place} cannot be reached"), Recorder(plan):
+            pass
+    assert not (tmp_path / "rec").exists()

@@ -35,6 +35,7 @@ app = typer.Typer()
 SHOWN_BYTES = 200
 SHOWN_INPUTS = 20
 TELL_TRIES_S = 2.0
+LONG_NS = 366 * 86_400 * 10**9  # longer than anybody records: some publisher's clock was wrong
 CLOCKS = ("virtual", "real")
 #: Options that mean nothing beside another one: by what is asked for.
 WITHOUT = {
@@ -125,12 +126,13 @@ def replay(
         raise typer.BadParameter(f"--into is missing: what {recording} is replayed into, a gateway's file (.toml) "
                                  "or a program (.py). To publish it at addresses: penstock play")  # fmt: skip
     from penstock.replay import Rule, Script, target
+    from penstock.replay.run import seeded
 
     rules = [_rule(Rule, expression, judged, "--bisect" if bisect else "--rule") for expression in bisect or rule or ()]
     if output is not None:
         _check_free(output)
     _show_failures()
-    with _stdout_kept(as_json):
+    with _stdout_kept(as_json), seeded(seed):  # modules are imported here
         place = target(into, mapping, capture or ())
     with Script(recording, topic, start, length) as script:
         sources = _sources(script, place, mapping)
@@ -211,6 +213,11 @@ def _sources(script: Script, place: Target, mapping: list[str] | None) -> dict[s
         )
     if left_out := [name for name in script.topics if name not in found]:
         exits.told(f"left out, no source has them: {', '.join(left_out[:5])} (--map TOPIC=SOURCE)")
+    first_ns, last_ns = script.times_ns(found)
+    if last_ns - first_ns > LONG_NS:
+        exits.told(
+            f"the recording goes from {_when(first_ns)} to {_when(last_ns)}: timers tick all the way (--from, --for)"
+        )
     if unfed := place.unfed(found):
         exits.told(f"silent, no topic stands for them: {', '.join(unfed[:5])} (--map TOPIC=SOURCE)")
     return found

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import heapq
 import select
+import socket
 import threading
 import time
 from collections import Counter, deque
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock import _core
-from penstock.address import without_secrets
+from penstock.address import parse, without_secrets
 from penstock.carry import in_parts
 from penstock.errors import CapacityError, PenstockError, RefusedError, describe
 from penstock.journal import Entry
@@ -143,6 +144,8 @@ class Recorder:
                 del self.plan.topics[address]
 
     def _subscribe(self, address: str, topic: str) -> None:
+        if self.plan.reach_s is not None:
+            _reach_broker(address, time.monotonic() + self.plan.reach_s)
         subscriber = penstock.subscriber(address)
         feed = feed_of(address, subscriber, self._claim, self._give_back)
         lane = self._merge.lane(patient=feed.patient)
@@ -450,6 +453,23 @@ class Recorder:
     def _tell_loss(self, source: Source, tape: Tape, count: int, reason: str) -> None:
         event = {"event": "lost", "count": count, "reason": reason}
         tape.tell({**event, "address": source.address, "topic": source.topic})
+
+
+def _reach_broker(address: str, deadline: float) -> None:
+    """``RefusedError`` where nobody listens at a broker's address by then: opening it would try for half a minute, and
+    say nothing. A group of brokers has time to choose its leader."""
+    parsed = parse(address)
+    if parsed.scheme != "broker" or parsed.host is None or "," in parsed.host:
+        return
+    while True:
+        try:
+            socket.create_connection((parsed.host, parsed.port), max(0.1, deadline - time.monotonic())).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                place = f"{parsed.host}:{parsed.port}"
+                raise RefusedError(f"the broker at {place} cannot be reached: {describe(error)}") from error
+        time.sleep(HOLDING_S)
 
 
 def _by_source(pairs: Sequence[Pair]) -> dict[Source, list[Entry]]:

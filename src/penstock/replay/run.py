@@ -17,10 +17,14 @@ from penstock.replay.script import Input
 from penstock.replay.target import Target, Told
 from penstock.replay.watchdog import quiet_refusals, watched
 
-__all__ = ["Report", "replay"]
+__all__ = ["Report", "replay", "seeded"]
 
 #: Audit events of Python for what reaches outside of the process.
-OUTSIDE = frozenset({"subprocess.Popen", "os.system", "os.fork", "os.posix_spawn", "socket.connect", "socket.bind"})
+OUTSIDE = frozenset({
+    "subprocess.Popen", "os.system", "os.fork", "os.posix_spawn",
+    "socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg",
+})  # fmt: skip
+SPAWNED = "multiprocessing.popen_spawn_posix"  # a process begun by this has no event, but this is imported for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ def replay(
         quiet_refusals(clock),
         _outside() as outside,
         target.at_home(),
-        _seeded(seed),
+        seeded(seed),
     ):
         threads = set(threading.enumerate())
         actor = target.actor(clock, on_published, on_left)
@@ -116,7 +120,9 @@ _outside_now: list[str] | None = None  # the notes of the replay that runs
 _hooked: list[bool] = []
 
 
-def _hear(event: str, _: object) -> None:
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "import" and _outside_now is not None and arguments[0] == SPAWNED:
+        event = "os.posix_spawn"
     if _outside_now is not None and event in OUTSIDE:
         told = f"{event} was used: a replay does not control what comes of that; the output may differ the next time"
         if told not in _outside_now:
@@ -144,7 +150,7 @@ def _check(clock: VirtualClock) -> None:
 
 
 @contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Inside, ``random`` gives the numbers of this seed."""
     before = random.getstate()
     random.seed(seed)

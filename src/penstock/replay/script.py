@@ -87,7 +87,11 @@ class Script:
 
     def times_ns(self, topics: Iterable[str]) -> tuple[int, int]:
         """The first and the last moment of what is replayed of these topics."""
-        first, last = self.story.span_ns or time_range(self._journals, set(topics))
+        topics = set(topics)
+        first, last = self.story.span_ns or time_range(self._journals, topics)
+        if self.story.span_ns is None:  # not the least time: one stray message of 1970 would let timers tick from there
+            found = next(self.inputs(dict.fromkeys(topics, "")), None)
+            first = first if found is None else found.message.timestamp_ns
         if self._span.begin_ns is not None:  # --from may lie before the beginning, when nothing was there to tick
             first = max(self._span.begin_ns, (self.story.span_ns or time_range(self._journals))[0])
         return first, max(first, last if self._span.end_ns is None else min(last, self._span.end_ns))
