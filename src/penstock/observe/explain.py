@@ -145,12 +145,19 @@ def _of_broker(below: list[Block], everything: list[Block], parts: addresses.Add
     """Who publishes what the address or its queue takes; of a queue, who reads that one."""
     takes: list[str] = _room(parts).topics(parts)
     head = plain(parts.text).removesuffix(parts.topic)
-    publishers = [b for b in everything if b.kind == "publisher" and b.address.startswith(head)]
-    topics = [(b, b.address.removeprefix(head).removeprefix("/")) for b in publishers]
     queue = parts.options.get("queue")
-    return [b for b, topic in topics if any(pattern == topic or matches(pattern, topic) for pattern in takes)] + [
-        b for b in below if b.kind != "publisher" and (queue is None or b.address.endswith(f"?queue={queue}"))
-    ]
+
+    def fits(block: Block) -> bool:
+        topic = block.address.removeprefix(head).removeprefix("/").partition("?")[0]
+        return any(pattern == topic or matches(pattern, topic) for pattern in takes)
+
+    there = [b for b in everything if b.address.startswith(head)]
+    publishers = [b for b in there if b.kind == "publisher" and fits(b)]
+    others = [b for b in there if b.kind != "publisher"]
+    if queue is not None:
+        return publishers + [b for b in others if b.address.endswith(f"?queue={queue}")]
+    known = {b.key: b for b in below if b.kind != "publisher"} | {b.key: b for b in others if fits(b)}
+    return [*publishers, *known.values()]
 
 
 def _disk_findings(parts: addresses.Address) -> Iterator[Finding]:
