@@ -347,7 +347,7 @@ def _reader_findings(
             if block.room == "shm":
                 remedy += ", give the channel more slots, or open both sides with reliable=True"
             grave = block.key in losing or (block.room == "shm" and not block.delivered)
-            goes_on = f", and goes on to lose them ({losing[block.key]} by now)" if block.key in losing else ""
+            goes_on = f", and goes on to lose them ({losing[block.key]:,} by now)" if block.key in losing else ""
             text = f"{who} lost {_messages(block.lost)}: {_reasons(block)}{goes_on}"
             yield Finding(text, remedy if grave else "", grave=grave)
 
@@ -366,7 +366,7 @@ def _messages(count: int) -> str:
 
 
 def _reasons(block: Block) -> str:
-    return ", ".join(f"{number} {reason}" for reason, number in sorted(block.losses.items()) if number)
+    return ", ".join(f"{number:,} {reason}" for reason, number in sorted(block.losses.items()) if number)
 
 
 def _process_findings(pids: set[int]) -> Iterator[Finding]:
