@@ -29,11 +29,13 @@ bool Subscriber::prepare() {
     reader.most_held = member.most_held;
     reader.may_exceed = member.options.most_held == 0;
     metadata_size_ = std::min<std::uint32_t>(channel.header->metadata_size.load(), channel.metadata_stride);
-    counters->capacity.set(channel.slot_count);
+    counters->capacity.set(reader.may_exceed ? 0 : reader.most_held);  // 0: what others leave, which who looks works out
     return ready_ = true;
 }
 
 void Subscriber::drop(std::uint64_t count, DropReason reason) {
+    // What is dropped was published: a reader that waits for room to hold more delivers nothing and counts all the same.
+    counters->matched.set(std::max(counters->matched.get(), counters->delivered.get() + counters->lost() + count));
     counters->drop(reason, count);
     Word &dropped = member.self().dropped;
     dropped.store(dropped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);

@@ -341,6 +341,9 @@ def opener(scheme: str, function: Callable[..., Any]) -> Callable[..., Any]:
     begin = f"{scheme}://" if scheme in NETWORK else f"{scheme}:"
 
     def open_named(name: str, /, **options: Any) -> Any:
+        other = name.partition(":")[0] if isinstance(name, str) and scheme not in NETWORK else scheme
+        if other != scheme and other in ROOMS:
+            raise InvalidArgument(f"{without_secrets(name)!r} is no {scheme} address: penstock.{other}.{kind} opens it")
         text = name if not isinstance(name, str) or name.startswith(f"{scheme}:") else begin + name
         return _open_any(kind, text, options)
 

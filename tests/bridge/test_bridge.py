@@ -23,6 +23,19 @@ from penstock.bridge import Bridge, read_map
 LONG = 30.0
 
 
+def test_a_bridge_that_was_never_started_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with Bridge("bus:nothing-runs", "bus:nothing-comes") as bridge:
+        pass
+    bridge.close()
+    assert caplog.text.count("neither start() nor run() was called") == 1
+    caplog.clear()
+    with Bridge("bus:nothing-runs", "bus:nothing-comes") as bridge:
+        bridge.run(0)
+    with Bridge("bus:nothing-runs", "bus:nothing-comes").start():
+        pass
+    assert "start()" not in caplog.text
+
+
 def test_tcp_to_tcp_carries_everything() -> None:
     with tcp.Publisher() as first, Bridge(first.address, "tcp://127.0.0.1:0").start() as bridge:
         assert first.wait_ready(1, LONG)

@@ -15,6 +15,12 @@ from penstock.errors import InvalidArgument, StateError
 BAD_IDS: list[Any] = [-1, 65536, 1 << 40, -(1 << 80)]
 
 
+@pytest.mark.parametrize("kind", ["queue", "fifo", "callback"])
+def test_an_unknown_option_is_told_with_the_nearest(kind: str) -> None:
+    with Bus(mode="direct") as bus, pytest.raises(InvalidArgument, match=f"{kind} subscriber has no option 'dept'.*depth"):
+        bus.subscribe(1, kind=kind, handler=print, dept=3)  # type: ignore[call-overload]
+
+
 @pytest.mark.parametrize("bad", BAD_IDS)
 def test_ids_out_of_range(bad: int) -> None:
     with Bus(mode="direct") as bus:

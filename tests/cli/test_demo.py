@@ -75,11 +75,11 @@ def test_ctrl_c_ends_in_order_and_the_page_is_served(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.jvm
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 def test_everything_is_in_parquet(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     done = run(
-        "demo", "--seconds", "10", "--archive-every", "1", "--directory", str(tmp_path), "--json", timeout=270
+        "demo", "--seconds", "10", "--archive-every", "1", "--directory", str(tmp_path), "--json", timeout=500
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (place,) = tmp_path.iterdir()

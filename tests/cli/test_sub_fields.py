@@ -84,6 +84,8 @@ def test_a_field_that_is_not_there_is_told(journal: str) -> None:
     assert done.returncode == 2 and "is no field" in done.stderr
     done = run("sub", f"{journal}#json", "--fields", "at", "--template", "{payload}")
     assert done.returncode == 2 and "not both" in done.stderr
+    done = run("sub", f"{journal}#json", "--from", "start", "--exit-at-end", "--fields", "at", "--format", "hex")
+    assert done.returncode == 2 and "not both" in done.stderr
     assert sub(f"{journal}#>", "--fields", "nothing") == ["null"] * 9
 
 

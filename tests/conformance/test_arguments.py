@@ -34,6 +34,15 @@ def test_unknown_values_name_the_nearest(reach: Reach) -> None:
         opener(overflow="drop_oldes")
 
 
+def test_an_opener_refuses_the_address_of_another_reach(reach: Reach) -> None:
+    scheme = reach.address.partition(":")[0]
+    for kind in ("publisher", "subscriber"):
+        for other in ("bus:x", "shm:/x", "journal:x#t", "tcp://h:1", "broker://h:1/t"):
+            if not other.startswith(scheme):
+                with pytest.raises(penstock.InvalidArgument, match="address"):
+                    getattr(address.room(scheme), kind)(other)
+
+
 def _help(thing: object) -> str:
     return " ".join(pydoc.plain(pydoc.render_doc(thing)).split())
 

@@ -40,7 +40,7 @@ BLOCKS = [
 
 def cases() -> list[Any]:
     """All but the tutorial's, which belong together and are walked by ``test_tutorial.py``."""
-    spark = (pytest.mark.spark, pytest.mark.jvm, pytest.mark.timeout(280))
+    spark = (pytest.mark.spark, pytest.mark.jvm, pytest.mark.timeout(600))
     return [
         pytest.param(block, id=block.name, marks=spark if "penstock.spark" in block.text else ())
         for block in BLOCKS
@@ -57,7 +57,7 @@ def test_it_runs(block: Block, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(block.text)
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, input="\n", capture_output=True, text=True, timeout=270
+        [sys.executable, str(script)], cwd=tmp_path, input="\n", capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip(), "an example shows something"

@@ -55,7 +55,7 @@ def walk(spark: bool, place: Path, variables: dict[str, str]) -> None:
                 )
                 continue
             code = next((int(word.removeprefix("code=")) for word in block.words if word.startswith("code=")), 0)
-            done = subprocess.run(command, cwd=place, env=variables, text=True, capture_output=True, timeout=200)
+            done = subprocess.run(command, cwd=place, env=variables, text=True, capture_output=True, timeout=500)
             assert done.returncode == code, f"{block.text}\n{done.stdout}\n{done.stderr}"
         _join(background)
     finally:
@@ -72,7 +72,7 @@ def _join(background: list[subprocess.Popen[str]]) -> None:
 
 @pytest.mark.spark
 @pytest.mark.jvm
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 def test_every_line_works(tmp_path: Path, shell_environment: dict[str, str]) -> None:
     place = tmp_path / "work"
     place.mkdir()

@@ -103,5 +103,5 @@ def test_an_expression_that_is_wrong_is_told_at_once() -> None:
         Filter(where=".celsius >")
     with pytest.raises(InvalidArgument, match="where="):
         Filter(type=Reading)
-    with pytest.raises(InvalidArgument, match="no codec"):
+    with pytest.raises(InvalidArgument, match="give the class itself"):
         Filter(where=".x > 1", type=3)

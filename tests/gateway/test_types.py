@@ -178,6 +178,25 @@ def test_a_filter_sees_the_fields_of_what_its_source_says(relay, caplog):
     assert heard.empty() and ("cannot be read" in caplog.text) == (relay is Relay)
 
 
+@pytest.mark.parametrize("relay", [None, TypedRelay], ids=["by the channel", "by the module"])
+def test_a_filter_by_a_field_that_its_source_does_not_have_is_told(relay, caplog):
+    where = f"shm:/gateway-filter-{os.getpid()}"
+    with penstock.publisher(where, type=PACKED) as publisher, Gateway() as gateway:
+        gateway.add_module("ear", PackedEar, {"heard": queue.Queue()})
+        if relay is not None:
+            gateway.add_module("relay", relay)
+            gateway.add_link(where, "relay")
+        gateway.add_link(where if relay is None else "relay", "ear", Filter(where=".kelvin > 2"))
+        gateway.start()
+        assert publisher.wait_ready(1, 60)
+        publisher.publish_many([Reading(1.0), Reading(3.0)])
+        deadline = time.monotonic() + 60
+        while "has no field 'kelvin'" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert caplog.text.count("has no field 'kelvin'") == 1
+
+
 def test_a_filter_of_a_type_names_its_fields():
     with pytest.raises(InvalidArgument, match="Reading has no field 'celsus'; did you mean"):
         Filter(where=".celsus > 2", type=PACKED)

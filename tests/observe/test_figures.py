@@ -121,6 +121,8 @@ def test_why_of_a_queue_counts_who_publishes_and_reads_there(tmp_path: Path) -> 
             told = [finding.text for finding in explain(f"{at}/{where}", watch_s=0.0)]
             counts = [int(count) for text in told for count in re.findall(r"publishes: (\d+) messages?", text)]
             assert sorted(counts) == published, (where, told)
+        told = [finding.text for finding in explain(f"{at}/work.>", watch_s=0.0)]
+        assert any("the queue q: " in text for text in told) and not any("nobody" in text for text in told), told
         told = [finding.text for finding in explain(f"{at}/?queue=o", watch_s=0.0)]
         assert sum("messages wait for" in text for text in told) == 1, "of the reader of o, not of q"
 
@@ -148,6 +150,49 @@ def test_lag_beyond_the_slots_is_loss_at_once() -> None:
         assert found.ledger.balanced or found.in_flight == 0
         grave = [f.text for f in explain(name) if f.grave]
         assert any("lost 992 messages" in text for text in grave), grave
+
+
+def test_the_books_of_a_reader_that_holds_all_it_may_close() -> None:
+    name = f"shm:/holding-{os.getpid()}"
+    program = f"""
+import penstock, threading
+held, subscriber = [], penstock.subscriber({name!r})
+def keep():
+    while (message := subscriber.read()) is not None:
+        held.append(message)
+threading.Thread(target=keep, daemon=True).start()
+print(1, flush=True)
+input()"""
+    line = [sys.executable, "-W", "ignore", "-c", program]
+    with penstock.publisher(name, slots=8) as publisher:
+        process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "1\n"
+            end = time.monotonic() + 60
+            while (found := of(name, "subscriber")).lost < 100 and time.monotonic() < end:
+                publisher.publish(b"x")
+                time.sleep(0.001)
+            assert found.lost >= 100 and -2 <= found.in_flight <= 8, found  # it may be counting just now
+            assert of(name, "subscriber").in_flight >= 0
+        finally:
+            process.communicate("\n")
+
+
+@pytest.mark.parametrize("bound", [0, 3])
+def test_who_keeps_some_messages_and_could_keep_more_is_no_trouble(bound: int) -> None:
+    name = f"shm:/keeping-{os.getpid()}-{bound}"
+    options: dict[str, Any] = {"max_active_messages": bound} if bound else {}
+    with penstock.publisher(name, slots=64) as publisher, penstock.subscriber(name, **options) as subscriber:
+        publisher.publish_many([b"x"] * 3)
+        kept = [subscriber.read(30) for _ in range(3)]
+        found = of(name, "subscriber")
+        assert (found.depth, found.capacity) == (3, subscriber.max_active_messages) == (3, bound or 62)  # type: ignore[attr-defined]
+        assert health.judge(found, Rate()).word != "stuck"
+        assert not [finding.text for finding in explain(name, watch_s=0.0) if finding.grave]
+        publisher.publish(b"one more")
+        held = [finding.text for finding in explain(name, watch_s=0.0) if finding.grave and "held" in finding.text]
+        assert bool(held) == bool(bound), "who may hold no more does not take what waits"
+        del kept
 
 
 def test_a_reader_that_keeps_a_reliable_publisher_waiting_is_named() -> None:

@@ -37,6 +37,11 @@ class State:
     arm: Arm
 
 
+@dataclasses.dataclass
+class Joints:
+    positions: list[float]
+
+
 def fill(directory: Path, topic: str, kind: Any, *values: tuple[float, Any]) -> None:
     """Messages of a type at chosen times, in seconds."""
     codec = codec_of(kind)
@@ -113,6 +118,7 @@ def test_messages_of_a_topic_begin_episodes(recording: Path, tmp_path: Path) -> 
         ({"action": "state:leg"}, "State has no field 'leg'; valid: arm, position"),
         ({"action": "raw"}, "nobody has said what topic 'raw' is made of"),
         ({"action": "odd"}, "position [0-9]+ of odd: .* 1 numbers, and 2 in the messages before"),
+        ({"action": "joints"}, "joints is no feature: .* name one of its fields, as in joints:positions"),
         ({"action": "camera"}, "pictures, which are not written"),
     ],
 )
@@ -122,6 +128,7 @@ def test_what_cannot_be_a_feature_is_refused_by_name(
     with Journal(recording) as journal:
         journal.append("raw", b"x")
     fill(recording, "odd", list[float], (0.0, [1.0, 2.0]), (1.0, [1.0]))
+    fill(recording, "joints", Joints, (0.0, Joints([1.0])))
     fill(recording, "camera", penstock.Image, (0.0, numpy.zeros((2, 2), "u1")))
     with pytest.raises(InvalidArgument, match=told):
         lerobot.write(recording, tmp_path / "set", features, fps=10)
@@ -137,4 +144,5 @@ def test_by_the_command(recording: Path, tmp_path: Path) -> None:
     again = command(*words, "--fps", "10")
     assert again.returncode == 2 and "is there already" in again.stderr
     assert "say it by --fps" in command(*words).stderr
+    assert "a folder" in command(*words, "--fps", "10", "-o", "-").stderr
     assert "are for --to lerobot" in command("export", str(recording), "--to", "csv", "--fps", "3").stderr

@@ -178,7 +178,7 @@ def test_importing_loads_no_arrow() -> None:
 def test_times_are_times(tmp_path: Path) -> None:
     kind = numpy.dtype([("at", "<M8[ns]"), ("took", "<m8[ms]"), ("day", "<M8[D]")])
     row = (numpy.datetime64("2020-01-02T03:04:05.000000006", "ns"), numpy.timedelta64(7, "ms"), "NaT")
-    batches = pyarrow.schema([("at", pyarrow.timestamp("us", "UTC"))])
+    batches = pyarrow.schema([("at", pyarrow.timestamp("us", "Europe/Berlin"))])
     with penstock.publisher(f"journal:{tmp_path / 'run'}#numpy", type=kind) as publisher:
         publisher.publish(numpy.array([row], kind))
     with penstock.publisher(f"journal:{tmp_path / 'run'}#arrow", type=batches) as publisher:
@@ -190,7 +190,8 @@ def test_times_are_times(tmp_path: Path) -> None:
         assert table.column("at").cast(pyarrow.int64()).to_pylist() == [row[0].astype("i8")]
         assert table.column("took").cast(pyarrow.int64()).to_pylist() == [7]
         assert table.column("day").to_pylist() == [None]
-        assert recording.to_arrow("arrow").column("at").cast(pyarrow.int64()).to_pylist() == [5]
+        at = recording.to_arrow("arrow").column("at")
+        assert at.cast(pyarrow.int64()).to_pylist() == [5] and at.type == batches[0].type, "with its zone"
     done = run("export", str(tmp_path / "run"), "--to", "csv", "-o", "-", "--topic", "numpy")
     found = next(csv.DictReader(done.stdout.splitlines()))
     assert (found["at"], found["took"], found["day"]) == ("2020-01-02T03:04:05.000000006", "7", "")
@@ -220,7 +221,7 @@ def test_maps_times_and_odd_names_look_the_same_in_every_form(tmp_path: Path) ->
     rows = list(csv.DictReader(run("export", str(tmp_path / "run"), "--to", "csv", "-o", "-").stdout.splitlines()))
     assert (rows[0]["odd.counts"], rows[0]["odd.rows"], rows[0]["odd.a, b"]) == ('{"k": 1}', '[{"l": 2}]', "3")
     assert rows[0]["odd.mixed"] == '[1, "a"]'
-    assert (rows[1]["times.at"], rows[1]["times.all"]) == ("2026-01-02T03:04:05.000006", '["2026-01-02T03:04:05.000006"]')
+    assert (rows[1]["times.at"], rows[1]["times.all"]) == ("2026-01-02T03:04:05.000006Z", '["2026-01-02T03:04:05.000006"]')
     lines = run("export", str(tmp_path / "run"), "--to", "jsonl", "-o", "-").stdout.splitlines()
     assert json.loads(lines[1])["payload"][0] == {
         "at": "2026-01-02T03:04:05.000006Z", "all": ["2026-01-02T03:04:05.000006"],

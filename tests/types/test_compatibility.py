@@ -25,6 +25,9 @@ from hypothesis import strategies as st
 from penstock import types
 from penstock.errors import InvalidArgument, ProtocolError, RefusedError
 from penstock.types import Schema, Terms, codec_of, first_difference
+from penstock.types.conformity import check_json
+from penstock.types.fields import fitted, reader_of
+from penstock.types.shape import shape_of
 
 # --- generated schemas
 
@@ -559,3 +562,44 @@ def test_schemas_have_bounds() -> None:
     text = codec_of(Base).described().text
     assert Schema.parse(text).text == text
     assert Schema.parse(text).digest == codec_of(Base).described().digest
+
+
+class Counted(pydantic.BaseModel):
+    price: decimal.Decimal = decimal.Decimal(1)
+    took: datetime.timedelta = datetime.timedelta(1)
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def parts(self) -> list[Counted] | None:
+        return None
+
+
+def _as_number(value: datetime.datetime) -> int:
+    return int(value.timestamp())
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (decimal.Decimal, "1.5"), (decimal.Decimal | None, None), (list[decimal.Decimal], ["1.5"]),
+        (dict[str, decimal.Decimal], {"a": "1"}), (datetime.timedelta, 5), (pydantic.AwareDatetime, "2020-01-01T00:00:00Z"),
+        (uuid.UUID, uuid.UUID(int=1)), (pydantic.Base64Bytes, b"aGk="), (set[int], {1}), (tuple[int, str], (1, "a")),
+        (Counted, Counted()), (list[Counted], [Counted()]), (Counted | None, Counted()), (dict[int, Counted], {1: Counted()}),
+        (int | str, 1), (Literal["a", 1], "a"), (Any, {"a": 1}), (complex, 1j), (pydantic.ByteSize, "1kb"),
+        (Annotated[datetime.datetime, pydantic.PlainSerializer(_as_number)], "2020-01-01T00:00:00Z"),
+        (Annotated[int, pydantic.PlainSerializer(lambda value: value)], 1),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_model_goes_with_itself_and_a_field_more_whatever_it_holds(kind: Any, value: Any) -> None:
+    one = pydantic.create_model("One", f=(kind, ...))
+    more = pydantic.create_model("One", f=(kind, ...), more=(int, 0))
+    within, within_more = (pydantic.create_model("Holds", a=(model, ...)) for model in (one, more))
+    for mine, theirs in ((one, more), (within, within_more)):
+        writer, reader = codec_of(mine).described(), codec_of(theirs).described()
+        assert first_difference(writer, reader) is None and first_difference(reader, writer) is None
+    codec, model = codec_of(one), one(f=value)
+    assert codec.decode(codec.encode(model)) == model
+    found = reader_of(codec.described())(codec.encode(model))
+    check_json(found, codec.described().definition["jsonschema"])
+    fitted(found, shape_of(codec.described()))

@@ -79,6 +79,7 @@ class Bridge:
         self._closing = threading.Event()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._ran = False
         self._failure: BaseException | None = None
         self._latency: Latency | None = None
         self._final_ledger: Ledger | None = None
@@ -157,6 +158,7 @@ class Bridge:
 
     def run(self, count: int | None = None) -> int:
         """Carry messages until closed, or ``count`` of them; returns how many were taken from the source."""
+        self._ran = True
         carried = 0
         carrier: Carrier | None = None
         while not self._closing.is_set() and (count is None or carried < count):
@@ -261,6 +263,8 @@ class Bridge:
 
         A sink that stays full for ``timeout`` seconds is closed anyway; what it did not take is counted as ``closed``.
         """
+        if not (self._ran or self._thread is not None or self._closing.is_set()):
+            logger.warning("%r carried nothing: neither start() nor run() was called", self)
         self._closing.set()
         thread = self._thread if self._thread is not threading.current_thread() else None
         # Ctrl-C inside `start` may leave a thread that has not begun: it cannot be joined, and ends by `_closing`.

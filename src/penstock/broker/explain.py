@@ -93,7 +93,7 @@ def describe(parts: addresses.Address) -> dict[str, Any]:
     if wanted is not None and not takes and "queues" not in facts:
         facts[f"queue {wanted}"] = f"is not there; {nearest(wanted, [entry['queue'] for entry in known])}"
     for entry in takes[:MOST_QUEUES]:
-        counts = f"{entry['depth']} wait, {entry['in_flight']} in flight, {entry['consumers']} consumers"
+        counts = f"{entry['depth']} wait, {entry['in_flight']} in flight, {number_of(entry['consumers'], 'consumer')}"
         paused = ", paused" if entry["paused"] else ""
         facts[f"queue {entry['queue']}"] = f"of {', '.join(entry['topics'])}: {counts}{paused}"
     if len(takes) > MOST_QUEUES:
@@ -149,7 +149,7 @@ def _taking(topic: str, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _takes(entry: dict[str, Any], topic: str) -> bool:
     from penstock.broker.words import matches
 
-    return any(matches(pattern, topic) for pattern in entry["topics"])
+    return any(matches(pattern, topic) or matches(topic, pattern) for pattern in entry["topics"])  # it may be a pattern
 
 
 def _queues_of(topic: str, known: list[dict[str, Any]]) -> Iterator[Finding]:
@@ -171,10 +171,8 @@ def _remedy(state: str) -> str:
 
 
 def _queue(topic: str, queue: dict[str, Any]) -> Iterator[Finding]:
-    from penstock.broker.words import matches
-
     name = f"the queue {queue['queue']}"
-    if topic and not any(matches(pattern, topic) or pattern == topic for pattern in queue["topics"]):
+    if topic and not _takes(queue, topic):
         yield Finding(f"{name} is bound to {', '.join(queue['topics'])}, which {topic!r} does not match")
     if queue.get("paused"):
         wait = number_of(queue["depth"], "message waits", "messages wait")

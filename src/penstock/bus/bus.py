@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from penstock import clock
 from penstock._core import bus as _native
+from penstock.address import check_options
 from penstock.bus.publisher import Publisher
 from penstock.bus.subscriber import (
     FULL,
@@ -285,6 +286,7 @@ class Bus(_native.Bus):
 def _make(kind: str, handler: Any, ids: tuple[int, ...], options: SubscriberOptions) -> _Subscriber:
     if kind not in KINDS:
         raise InvalidArgument(f"kind={kind!r} is not a choice; {nearest(str(kind), KINDS)}")
+    check_options(options, KINDS[kind], f"a {kind} subscriber")
     return KINDS[kind](handler, ids=ids, **options)
 
 

@@ -87,6 +87,8 @@ def export(
     """
     target = output or Path(f"{directory.name.rstrip('/') or 'recording'}.{to.value}")
     if to is Kind.LEROBOT:
+        if str(target) == "-":
+            raise InvalidArgument("--to lerobot is a folder; give -o FOLDER")
         _lerobot(directory, target, _features(feature, topic), fps, episodes, task, (start, length), as_json)
         return
     if feature or fps or episodes or task:

@@ -191,6 +191,8 @@ def _credit(where: str, count: int) -> dict[str, int]:
 def _writer(form: decode.Format, template: str | None, as_json: bool, paths: list[str]) -> Write:
     if template is not None and (as_json or paths):
         raise InvalidArgument(f"give {'--json' if as_json else '--fields'} or --template, not both")
+    if paths and form is not decode.Format.TEXT:
+        raise InvalidArgument("give --fields or --format, not both; with --json the fields are an object")
     if paths:
         steps = {path: parse_path(path) for path in paths}
         return lambda message, values: _fields(message, values, steps, as_json)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from penstock import address
@@ -25,7 +25,7 @@ from penstock.gateway.durable import Forwarder
 from penstock.gateway.module import Module
 from penstock.throttle import Throttle
 from penstock.types import Schema, Terms
-from penstock.types.fields import Values
+from penstock.types.fields import Step, Values
 
 BATCH = 256
 READ_TIMEOUT_S = 0.2
@@ -86,6 +86,11 @@ class Endpoint(Module):
         if self._channel_values is None:
             raise ValueError("nobody reads here")
         return self._channel_values.read(message, self._topic)
+
+    def check_fields(self, paths: Iterable[Sequence[Step]]) -> None:
+        """``InvalidArgument`` where it is said there what comes from here, and that has no such field."""
+        if self._channel_values is not None:
+            self._channel_values.check(self._topic, paths)
 
     def start(self) -> None:
         """Begin to read, where somebody is linked to this end."""

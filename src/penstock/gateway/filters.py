@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock._core import Message
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, PenstockError
 from penstock.filter import compile_filter
+from penstock.gateway.module import PublishedValues
 from penstock.gateway.place import Checks, Place, check_options
 from penstock.types import codec_of
-from penstock.types.fields import Reader, check_paths, reader_of
+from penstock.types.fields import Reader, Step, check_paths, reader_of
 
 Predicate = Callable[[Message], object]
 MAX_RATE_PER_S = 1_000_000
@@ -120,12 +121,16 @@ class Filter:
             check_paths([schema], passes.paths)
             read = reader_of(schema)
         value_of = read or (lambda message: json.loads(bytes(message)))
-        told = False
+        told = checked = False
 
         def value_or_tell(message: Message) -> Any:
-            nonlocal told
+            nonlocal told, checked
             try:
-                return value_of(message)
+                value = value_of(message)
+                if not checked:
+                    checked = True
+                    self._tell_unknown(read, passes.paths)
+                return value
             except ValueError as error:
                 if not told:
                     said = "filter %r: a message cannot be read and has no fields: %s (told once)"
@@ -134,6 +139,17 @@ class Filter:
                 raise
 
         return lambda message: passes(message, value_or_tell)
+
+
+    def _tell_unknown(self, read: Reader | None, paths: Sequence[Sequence[Step]]) -> None:
+        """Tell once of fields that the source does not have, by what is known of it when its first message comes."""
+        try:
+            if isinstance(read, PublishedValues):
+                read.check(paths)
+        except InvalidArgument as error:
+            log.warning("filter %r: %s (told once)", self.where, error)
+        except PenstockError:
+            pass  # a broker that does not tell it
 
 
 def any_of(predicates: Sequence[Predicate]) -> Predicate:

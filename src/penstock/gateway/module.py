@@ -15,14 +15,14 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from penstock import clock as clocks
 from penstock._core.gateway import GatewayMessage
 from penstock.errors import InvalidArgument
 from penstock.types import Codec, Schema, codec_of
-from penstock.types.fields import Reader, reader_of
+from penstock.types.fields import Reader, Step, check_paths, reader_of
 from penstock.types.handles import Decoding
 
 if TYPE_CHECKING:
@@ -230,6 +230,15 @@ class PublishedValues:
             self._read = published_values(module)
             self._module = module
         return self._read(message)
+
+    def check(self, paths: Iterable[Sequence[Step]]) -> None:
+        """``InvalidArgument`` where it is known what the module publishes, and that has no such field."""
+        module = self._worker.module
+        schema = typed(module, "output_type")
+        if schema is not None:
+            check_paths([schema], paths)
+        elif hasattr(module, "check_fields"):
+            module.check_fields(paths)
 
 
 def refuse_generators(module: Any) -> None:

@@ -145,12 +145,19 @@ def _of_broker(below: list[Block], everything: list[Block], parts: addresses.Add
     """Who publishes what the address or its queue takes; of a queue, who reads that one."""
     takes: list[str] = _room(parts).topics(parts)
     head = plain(parts.text).removesuffix(parts.topic)
-    publishers = [b for b in everything if b.kind == "publisher" and b.address.startswith(head)]
-    topics = [(b, b.address.removeprefix(head).removeprefix("/")) for b in publishers]
     queue = parts.options.get("queue")
-    return [b for b, topic in topics if any(pattern == topic or matches(pattern, topic) for pattern in takes)] + [
-        b for b in below if b.kind != "publisher" and (queue is None or b.address.endswith(f"?queue={queue}"))
-    ]
+
+    def fits(block: Block) -> bool:
+        topic = block.address.removeprefix(head).removeprefix("/").partition("?")[0]
+        return any(pattern == topic or matches(pattern, topic) for pattern in takes)
+
+    there = [b for b in everything if b.address.startswith(head)]
+    publishers = [b for b in there if b.kind == "publisher" and fits(b)]
+    others = [b for b in there if b.kind != "publisher"]
+    if queue is not None:
+        return publishers + [b for b in others if b.address.endswith(f"?queue={queue}")]
+    known = {b.key: b for b in below if b.kind != "publisher"} | {b.key: b for b in others if fits(b)}
+    return [*publishers, *known.values()]
 
 
 def _disk_findings(parts: addresses.Address) -> Iterator[Finding]:
@@ -320,7 +327,7 @@ def _reader_findings(
         wait = number_of(block.waiting, "message waits", "messages wait")
         if told:
             pass
-        elif is_stalled and block.depth and block.capacity and block.depth >= block.capacity and quiet_s > 1:
+        elif is_stalled and block.waiting and block.capacity and block.depth >= block.capacity and quiet_s > 1:
             text = f"{who} holds all its {block.capacity} places and took nothing {quiet}"
             remedy = "read there" if block.room == "bus" else "release messages there"
             yield Finding(text, f"{remedy}, or end process {block.pid}")
@@ -340,7 +347,7 @@ def _reader_findings(
             if block.room == "shm":
                 remedy += ", give the channel more slots, or open both sides with reliable=True"
             grave = block.key in losing or (block.room == "shm" and not block.delivered)
-            goes_on = f", and goes on to lose them ({losing[block.key]} by now)" if block.key in losing else ""
+            goes_on = f", and goes on to lose them ({losing[block.key]:,} by now)" if block.key in losing else ""
             text = f"{who} lost {_messages(block.lost)}: {_reasons(block)}{goes_on}"
             yield Finding(text, remedy if grave else "", grave=grave)
 
@@ -359,7 +366,7 @@ def _messages(count: int) -> str:
 
 
 def _reasons(block: Block) -> str:
-    return ", ".join(f"{number} {reason}" for reason, number in sorted(block.losses.items()) if number)
+    return ", ".join(f"{number:,} {reason}" for reason, number in sorted(block.losses.items()) if number)
 
 
 def _process_findings(pids: set[int]) -> Iterator[Finding]:

@@ -173,6 +173,6 @@ def _with_member(block: Block, channel: Channel, member: Member) -> Block:
     lost = max(0, behind - channel.slots) if member.vchan_id is None and not member.reliable else 0
     dropped = {**block.dropped, "overflow": block.dropped.get("overflow", 0) + lost} if lost else block.dropped
     return replace(
-        block, depth=member.held, capacity=member.most_held, lag=behind - lost, matched=block.matched + lost,
-        dropped=dropped,
+        block, depth=member.held, capacity=block.capacity or channel.most_for(member), lag=behind - lost,
+        matched=block.matched + lost, dropped=dropped,
     )  # fmt: skip

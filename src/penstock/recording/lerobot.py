@@ -140,7 +140,11 @@ def _feature(journals: list[Journal], where: str, span: Span) -> _Feature:
     values: list[list[float]] = []
     for journal, message in located(journals, [topic], span):
         try:
-            numbers = _vector(at(columns.read(journal, message), steps), leaves)
+            value = at(columns.read(journal, message), steps)
+            if isinstance(value, Mapping) and not leaves:
+                named = f"{where}.{next(iter(value), '')}" if field else f"{where}:{next(iter(value), '')}"
+                raise ValueError(f"a record without numbers of its own; name one of its fields, as in {named}")
+            numbers = _vector(value, leaves)
             if values and len(numbers) != len(values[0]):
                 raise ValueError(f"{len(numbers)} numbers, and {len(values[0])} in the messages before")
         except ValueError as error:

@@ -74,6 +74,10 @@ class Channel:
         """Members that subscribe."""
         return tuple(member for member in self.members if member.kind == "subscriber")
 
+    def most_for(self, member: Member) -> int:
+        """How many messages a subscriber may hold that has no bound of its own: what the others leave, but one."""
+        return self.slots - 1 - sum(max(m.most_held, m.held) for m in self.members if m != member)
+
 
 def channels() -> list[Channel]:
     """Every channel of this machine, by name."""

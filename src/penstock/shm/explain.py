@@ -82,8 +82,9 @@ def _member(channel: Channel, member: Member) -> Iterator[Finding]:
         f"{member.held} of {channel.slots} slots held by {name}; the oldest message was published at "
         f"{iso_time(member.oldest_held_ns)} ({age_s:.1f} s ago)"
     )
-    full = channel.held_slots + channel.owned_slots >= channel.slots or member.held >= member.most_held
-    if full:
+    behind = channel.published + 1 - member.next_ordinal
+    at_bound = member.held == member.most_held and behind > 0  # if that is its bound: who holds more has none
+    if channel.held_slots + channel.owned_slots >= channel.slots or at_bound or member.held >= channel.most_for(member):
         remedy = f"release messages there (message.release()), give the channel more slots, or end {member.pid}"
         yield Finding(said, remedy)
     elif age_s > QUIET_S:

@@ -393,11 +393,11 @@ def _count(value: Any, shape: Shape) -> int:
 
 
 def iso_text(count: int, shape: Shape) -> str:
-    """A time of ``shape`` as ISO text."""
+    """A time of ``shape`` as ISO text, in UTC where it has a zone."""
     import numpy
 
     kind: Any = numpy.dtype(f"M8[{shape.unit}]")
-    return str(numpy.datetime_as_string(numpy.array(count, "i8").view(kind)))
+    return str(numpy.datetime_as_string(numpy.array(count, "i8").view(kind))) + ("Z" if shape.zone else "")
 
 
 def _number(value: int | float, shape: Shape) -> int | float:

@@ -25,7 +25,8 @@ NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One kind of value: a number, a time (``timestamp[ns]``) or a duration (``duration[ns]``) by its Arrow name,
+    """One kind of value: a number, a time (``timestamp[ns]``; ``timestamp[ns, UTC]`` where its zone is known) or a
+    duration (``duration[ns]``), by its Arrow name,
     ``bool``, ``text``, ``bytes``, ``list``, ``map``, ``struct``, or ``any``, which is JSON in a text where a column
     needs one type."""
 
@@ -41,7 +42,12 @@ class Shape:
     @property
     def unit(self) -> str | None:
         """Of a time or a duration: s, ms, us or ns."""
-        return self.kind.partition("[")[2].rstrip("]") or None
+        return self.kind.partition("[")[2].rstrip("]").partition(",")[0] or None
+
+    @property
+    def zone(self) -> str | None:
+        """Of a time, its zone; None where it has none."""
+        return self.kind.partition(", ")[2].rstrip("]") or None
 
 
 UNITS = ("s", "ms", "us", "ns")
@@ -285,8 +291,10 @@ def _of_arrow(kind: Any, depth: int) -> Shape:
         return BYTES
     if types.is_binary_view(kind):
         return BYTES
-    if types.is_timestamp(kind) or types.is_duration(kind):
-        return Shape(f"{'timestamp' if types.is_timestamp(kind) else 'duration'}[{kind.unit}]")
+    if types.is_timestamp(kind):
+        return Shape(f"timestamp[{kind.unit}, {kind.tz}]" if kind.tz else f"timestamp[{kind.unit}]")
+    if types.is_duration(kind):
+        return Shape(f"duration[{kind.unit}]")
     name = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind))
     if types.is_decimal(kind) or types.is_date(kind) or types.is_time(kind):
         return TEXT
@@ -310,6 +318,8 @@ def arrow_type(shape: Shape) -> Any:
         return pyarrow.binary()
     if shape.kind == "bool":
         return pyarrow.bool_()
+    if shape.zone is not None:
+        return pyarrow.timestamp(shape.unit, shape.zone)
     return pyarrow.string() if shape.kind in ("text", "any") else pyarrow.type_for_alias(shape.kind)
 
 

@@ -80,6 +80,7 @@ def closing(result: dict[str, Any]) -> RenderableType:
     recorded = result["recorded"]
     facts = [("recorded", f"{show.count_text(recorded.get('messages', 0))} messages, {recorded.get('lost', 0)} lost")]
     facts += [("failed", f"{address}: {error}") for address, error in result["errors"].items()]
+    facts += [("given up", f"{role} did not end") for role in result["given_up"]]
     spark = result["spark"]
     if "parquet" in spark:
         total = sum(spark["parquet"]["rows"].values())

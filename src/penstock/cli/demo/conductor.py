@@ -30,6 +30,11 @@ SOURCES = {
 }  # fmt: skip
 
 
+#: For a part that is alive: a slow machine is no failure. What has arrived is judged, never how long it took.
+PATIENCE_S = 900.0
+STILL_S = 60.0  # without a further message before what is missing counts as lost
+
+
 def conduct(seconds: float | None, archive_every_s: float | None, port: int, directory: Path, as_json: bool) -> None:
     """The whole demo, without Spark when ``archive_every_s`` is None.
 
@@ -89,6 +94,7 @@ class Demo:
         self.began = time.monotonic()
         self.flowed_s = 0.0
         self.most_memory = 0
+        self.given_up: list[str] = []
         self.page: Any = _page(port)
 
     def __enter__(self) -> Demo:
@@ -105,9 +111,9 @@ class Demo:
         if self.page is not None:
             self.page.__exit__(None, None, None)
 
-    def _begin(self, role: str, configuration: dict[str, Any], timeout: float = 60) -> Part:
+    def _begin(self, role: str, configuration: dict[str, Any]) -> Part:
         self.parts[role] = part = Part(role, configuration, self.place / f"{role}.log")
-        part.wait_for("ready", timeout)
+        part.wait_for("ready", PATIENCE_S)
         return part
 
     def start(self) -> None:
@@ -173,20 +179,31 @@ class Demo:
         print("ending: sensors, readers, recorder" + (", Spark" * self.spark), file=sys.stderr, flush=True)
         self.flowed_s = time.monotonic() - self.began
         self._measure_memory()
-        self.parts["edge"].end(40)
+        self._end("edge")
         self._wait_until_arrived()
-        self.parts["readers"].end(40)
-        self.parts["recorder"].end(40)
+        self._end("readers")
+        self._end("recorder")
         if "lake" in self.parts:
             self._measure_memory()
-            self.parts["lake"].end(150)
+            self._end("lake")
         if "store" in self.parts:
-            self.parts["store"].end(20)
+            self._end("store")
+
+    def _end(self, role: str) -> None:
+        if not self.parts[role].end(PATIENCE_S):
+            self.given_up.append(role)
 
     def _wait_until_arrived(self) -> None:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            if all(row["delivered"] >= row["published"] for row in rows(self) if row["reach"] != "bus"):
+        """All of it, or for as long as more comes."""
+        before, until = -1, 0.0
+        while True:
+            counted = [row for row in rows(self) if row["reach"] != "bus"]
+            if all(row["delivered"] >= row["published"] for row in counted):
+                return
+            delivered = sum(row["delivered"] for row in counted)
+            if delivered != before:
+                before, until = delivered, time.monotonic() + STILL_S
+            elif time.monotonic() > until:
                 return
             time.sleep(0.05)
 
@@ -205,7 +222,8 @@ class Demo:
             "most_memory_bytes": self.most_memory, "data": str(self.place),
             "page": None if self.page is None else self.page.url,
             "missing_reaches": [reach for reach in SOURCES if reach not in self.reaches],
-            "errors": recorder.get("errors", {}), "complete": archived and everything_arrived(counted, recorder),
+            "given_up": self.given_up, "errors": recorder.get("errors", {}),
+            "complete": archived and everything_arrived(counted, recorder),
         }  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from penstock.errors import StateError
 
 __all__ = ["Part", "Stage"]
 
+TELL_S = 10.0
+
 
 class Stage:
     """The part's own side: its configuration, when to stop, and how to report."""
@@ -83,16 +85,22 @@ class Part:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"nothing in {self.log}"
 
-    def end(self, timeout: float) -> None:
-        """Ask it to end and wait; a part that does not is killed."""
+    def end(self, timeout: float) -> bool:
+        """Ask it to end and wait, saying so every ten seconds. One that does not end is killed: False."""
         if self.process.stdin is not None and not self.process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
-        try:
-            self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
+        ended, began = False, time.monotonic()
+        while not ended and (left := began + timeout - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(min(left, TELL_S))
+                ended = True
+            if not ended and left > TELL_S:
+                print(f"waiting for {self.role}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        if not ended:
             self.process.kill()
             self.process.wait()
         self._reader.join(5)
         if self.process.stdout is not None:
             self.process.stdout.close()
+        return ended
