@@ -15,6 +15,7 @@ import penstock
 from penstock.broker import Client, Server
 from penstock.broker.words import Refusal
 from penstock.cli import exits
+from penstock.cli.target import live_brokers
 from penstock.errors import RefusedError
 from tests.broker.conftest import LONG, until
 
@@ -67,6 +68,7 @@ def test_a_queue_from_its_making_to_its_end(queue: Callable[..., str], client: C
 def test_the_address_that_ls_prints(queue: Callable[..., str], client: Client) -> None:
     client.queue("printed-by-ls", topics="work.>")
     client.publish("work.a", b"hello")
+    assert live_brokers("broker:pr") == ["broker:printed-by-ls"], "completion offers it"
     for name in (["printed-by-ls"], []):
         assert json.loads(queue("show", *name, "--json", address="broker:printed-by-ls"))["depth"] == 1
     for line in (["info", "broker:printed-by-ls"], ["why", "broker:printed-by-ls"],

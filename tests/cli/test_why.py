@@ -109,6 +109,8 @@ def test_a_reader_that_holds_everything(handles: Handles, name: str) -> None:
         f"open shm subscriber {name}", f"set {name}/subscriber depth 4", f"set {name}/subscriber capacity 4",
         f"set {name}/subscriber last_ns 1000000000",
     )  # fmt: skip
+    assert "places" not in reasons(f"shm:{name}")[1], "nothing waits for it"
+    handles.do(f"set {name}/subscriber lag 1")
     code, text = reasons(f"shm:{name}")
     assert code == 4 and "holds all its 4 places" in text and str(handles.pid) in text
 

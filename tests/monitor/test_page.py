@@ -341,6 +341,10 @@ def test_what_is_in_trouble_is_seen_on_a_phone(service: Service, browser: Browse
             pill = f"document.querySelector('#ledger-table tr[data-where*=\"{name}-0\"] .pill')"
             browser.until(f"return {pill}?.textContent === 'stuck'")
             assert browser.run(f"return {pill}.getBoundingClientRect().right < innerWidth")
+            show(browser, f"channel=shm:{name}-0")
+            browser.until("return document.querySelectorAll('#channel-table .pill.stuck').length === 2")
+            assert browser.run("return document.querySelector('#channel-table .pill').getBoundingClientRect().right < innerWidth")
+            assert browser.until("return document.getElementById('channel-why-note').hidden && document.querySelectorAll('#channel-why li').length")
         finally:
             browser.resize(1400, 1000)
 

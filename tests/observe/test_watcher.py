@@ -185,7 +185,9 @@ def test_a_watcher_that_has_looked_does_not_look_again_at_once() -> None:
         ({"lag": 4, "last_ns": SECOND, "read_ns": 60 * SECOND}, Rate(), "stuck"),
         ({"depth": 4, "last_ns": SECOND, "read_ns": 60 * SECOND}, Rate(), "idle"),  # held, and nothing waits
         ({"depth": 4, "room": "broker", "last_ns": SECOND, "read_ns": 60 * SECOND}, Rate(), "stuck"),
-        ({"depth": 8, "capacity": 8, "last_ns": 2 * SECOND}, Rate(), "stuck"),
+        ({"depth": 8, "capacity": 8, "lag": 1, "last_ns": 2 * SECOND}, Rate(), "stuck"),
+        ({"depth": 8, "capacity": 8, "room": "bus", "last_ns": 2 * SECOND}, Rate(), "stuck"),
+        ({"depth": 8, "capacity": 8, "last_ns": 2 * SECOND}, Rate(), "ok"),  # held, and nothing waits
         ({"depth": 8, "capacity": 8, "last_ns": 2 * SECOND}, Rate(messages_hz=3), "ok"),
         ({"state": "paused"}, Rate(), "stuck"),
         ({"state": "stuck in receive"}, Rate(messages_hz=3), "stuck"),

@@ -51,8 +51,8 @@ def topics_of_recording(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def live_brokers(incomplete: str) -> list[str]:
-    """The brokers of this machine."""
-    return _begin_with(incomplete, lambda _: {block.address for block in _broker_blocks("broker")})
+    """The brokers of this machine, and their queues as ls prints them."""
+    return _begin_with(incomplete, lambda _: {b.place for kind in ("broker", "queue") for b in _broker_blocks(kind)})
 
 
 def live_queues(incomplete: str) -> list[str]:

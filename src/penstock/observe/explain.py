@@ -327,7 +327,7 @@ def _reader_findings(
         wait = number_of(block.waiting, "message waits", "messages wait")
         if told:
             pass
-        elif is_stalled and block.depth and block.capacity and block.depth >= block.capacity and quiet_s > 1:
+        elif is_stalled and block.waiting and block.capacity and block.depth >= block.capacity and quiet_s > 1:
             text = f"{who} holds all its {block.capacity} places and took nothing {quiet}"
             remedy = "read there" if block.room == "bus" else "release messages there"
             yield Finding(text, f"{remedy}, or end process {block.pid}")
@@ -347,7 +347,7 @@ def _reader_findings(
             if block.room == "shm":
                 remedy += ", give the channel more slots, or open both sides with reliable=True"
             grave = block.key in losing or (block.room == "shm" and not block.delivered)
-            goes_on = f", and goes on to lose them ({losing[block.key]} by now)" if block.key in losing else ""
+            goes_on = f", and goes on to lose them ({losing[block.key]:,} by now)" if block.key in losing else ""
             text = f"{who} lost {_messages(block.lost)}: {_reasons(block)}{goes_on}"
             yield Finding(text, remedy if grave else "", grave=grave)
 
@@ -366,7 +366,7 @@ def _messages(count: int) -> str:
 
 
 def _reasons(block: Block) -> str:
-    return ", ".join(f"{number} {reason}" for reason, number in sorted(block.losses.items()) if number)
+    return ", ".join(f"{number:,} {reason}" for reason, number in sorted(block.losses.items()) if number)
 
 
 def _process_findings(pids: set[int]) -> Iterator[Finding]:

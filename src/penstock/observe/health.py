@@ -85,7 +85,7 @@ def _stuck(block: Block, rate: Rate) -> list[tuple[str, str]]:
         if block.lost and not standing:  # not green between the look that saw the loss and the one that calls it stuck
             lost = number_of(block.lost, "message was", "messages were")
             found.append(("losing", f"{lost} lost, and none of {block.waiting:,} that wait is taken"))
-    if block.capacity and block.depth >= block.capacity and rate.messages_hz == 0:
+    if block.capacity and block.depth >= block.capacity and block.waiting and rate.messages_hz == 0:
         found.append(("stuck", f"full: {block.depth} of {block.capacity}"))
     return found
 

@@ -24,13 +24,13 @@ export function showChannel(address, handles, state) {
   reconcile(one("channel-tiles"), tiles, tile => tile[0], () => { const made = element("div", "tile"); made.append(element("b"), element("span")); return made; }, (made, [, figure, note]) => { text(made.firstChild, figure); text(made.lastChild, note); });
   reconcile(one("channel-table").tBodies[0], handles.slice(0, 300), handle => handle.key, handle => {
     const row = element("tr"); row.dataset.key = handle.key;
-    row.append(...["", "", "n", "n", "n", "n", "n", ""].map(kind => element("td", kind)));
-    row.lastChild.append(element("span", "pill"), element("span"));
+    row.append(...["", "health", "n", "", "n", "n", "n", "n", "why"].map(kind => element("td", kind)));
+    row.cells[1].append(element("span", "pill"));
     return row;
   }, (row, handle) => {
-    [handle.kind, handle.program, String(handle.pid), rate(handle.rate_hz), count(handle.messages), count(handle.lost), handle.latency_p99_us === null ? "–" : micros(handle.latency_p99_us)].forEach((shown, at) => text(row.cells[at], shown));
-    const [pill, why] = row.lastChild.children;
-    pill.className = `pill ${handle.health}`; text(pill, WORDS[handle.health]); text(why, handle.health === "idle" ? "" : handle.reasons.join("; "));
+    const [kind, health, ...rest] = row.cells, pill = health.firstChild;
+    text(kind, handle.kind); pill.className = `pill ${handle.health}`; text(pill, WORDS[handle.health]);
+    [rate(handle.rate_hz), handle.program, String(handle.pid), count(handle.messages), count(handle.lost), handle.latency_p99_us === null ? "–" : micros(handle.latency_p99_us), handle.health === "idle" ? "" : handle.reasons.join("; ")].forEach((shown, at) => text(rest[at], shown));
   });
   if (state.time_s - now.asked > 5) { now.asked = state.time_s; ask(address); }
 }
@@ -38,13 +38,14 @@ export function showChannel(address, handles, state) {
 export function leaveChannel() {
   tail.end();
   Object.assign(now, { address: "", asked: 0, times: [], series: {} });
-  one("channel-fields").hidden = true; one("channel-why").replaceChildren(); one("channel-latency").replaceChildren(); one("channel-why").known = one("channel-latency").known = undefined;
+  one("channel-why-note").hidden = false; one("channel-fields").hidden = true; one("channel-why").replaceChildren(); one("channel-latency").replaceChildren(); one("channel-why").known = one("channel-latency").known = undefined;
 }
 
 async function ask(address) {
   const answer = await fetch(`/api/channel?address=${encodeURIComponent(address)}`).catch(() => null);
   if (!answer || now.address !== address) return;
   const said = await answer.json();
+  one("channel-why-note").hidden = true;
   reconcile(one("channel-why"), said.why ?? [{ text: said.error, remedy: "", grave: true }], finding => finding.text, () => { const line = element("li"); line.append(element("span", "pill"), element("span"), element("code")); return line; }, (line, finding) => {
     const [mark, what, remedy] = line.children;
     mark.className = `pill ${finding.grave ? "stuck" : "idle"}`; text(mark, finding.grave ? "reason" : "seen"); text(what, finding.text); text(remedy, finding.remedy);
