@@ -172,6 +172,7 @@ class VirtualClock(_Heap):
         self._now = 0.0
         self._start_ns = start_ns
         self._time_ns = start_ns
+        self.replayed = False  #: a replay moves it, and nobody else may
         #: The first thing that was refused because this clock was in use, whoever caught that.
         self.refused: RefusedError | None = None
         #: What failed while this clock was in use and nobody was told: (where, the error), the first ``MAX_FAILURES``.
@@ -189,6 +190,8 @@ class VirtualClock(_Heap):
         """Advance the time and fire, in this thread and in order, what becomes due; returns how many fired."""
         if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
             raise InvalidArgument(f"a clock goes forward, by a finite number of seconds: seconds={seconds!r}")
+        if self.replayed:
+            raise StateError("a replay moves this clock")
         fired = 0
         target = self._now + seconds
         if self._start_ns + round(target * 1e9) >= MAX_NS:

@@ -293,6 +293,8 @@ def test_messages_from_threads_of_one_s_own_are_refused_and_such_threads_told(fo
 PROGRAM_ERRORS = {
     "import nowhere_to_be_found": "program.py:1: ModuleNotFoundError",
     "x = 1\ny = (": "program.py:2: SyntaxError",
+    "async def step(): pass": "program.py: step is called after each message: it must be a function, and not async",
+    "from penstock import clock\ndef step():\n    clock.current().advance(5)": "program.py:3: StateError: a replay moves",
     "import sys\nsys.exit(0)": "program.py:2: SystemExit: 0",
     "from penstock import clock\ndef f():\n    raise KeyError('k')\nclock.call_later(0.1, f)": "program.py:3: KeyError: 'k'",
 }
@@ -324,6 +326,16 @@ def test_a_queue_that_a_program_does_not_read_is_told_with_what_to_do(folder: Pa
     (folder / "program.py").write_text("import penstock\nkept = penstock.subscriber('bus:speed', depth=3)\n")
     done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", cwd=folder)
     assert done.returncode == 1 and "step()" in done.stderr and "drop_oldest" in done.stderr, done.stderr
+
+
+def test_a_bus_of_which_a_program_keeps_no_handle_gets_its_messages(folder: Path) -> None:
+    (folder / "program.py").write_text(
+        "import gc, penstock\nfrom penstock.bus import CallbackSubscriber, named_bus\n"
+        "out = penstock.publisher('bus:out')\n"
+        "named_bus('speed').add(CallbackSubscriber(lambda message: out.publish(b'x'), ids=(0,)))\ngc.collect()\n"
+    )
+    done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", cwd=folder)
+    assert done.returncode == 0 and "50 in the output" in done.stdout and not done.stderr, done.stderr
 
 
 def test_an_address_that_a_program_does_not_use_is_told(folder: Path) -> None:
@@ -411,6 +423,14 @@ def test_the_part_that_is_replayed_begins_and_ends_within_the_recording(folder: 
         assert done.returncode == 2 and said in done.stderr, done.stderr
     done = run(*replay, "--from", "0.01s", "--for", "0.05s", cwd=folder)
     assert done.returncode == 0 and "no message of the recording lies in the part" in done.stderr
+
+
+def test_a_story_that_cannot_be_read_is_told(folder: Path) -> None:
+    for nonsense in (b"no json", b'{"event": "started", "addresses": 5}'):
+        with Journal(folder / "rec") as journal:
+            journal.append("_recording", nonsense)
+        done = run("replay", "rec", "--into", "gateway.json", cwd=folder)
+        assert done.returncode == 0 and "rec: the topic _recording cannot be read" in done.stderr, done.stderr
 
 
 def test_a_rule_that_cannot_be_read_is_told_by_its_option(folder: Path) -> None:

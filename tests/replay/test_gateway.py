@@ -355,7 +355,10 @@ def test_a_timer_that_raises_is_told_and_the_others_go_on(tmp_path: Path) -> Non
     with Script(script) as opened:
         sources = target.sources(opened.topics, opened.story.addresses, None)
         report = replay(
-            target, opened.inputs(sources), opened.times_ns(sources), on_published=lambda _, one: given.append(bytes(one))
+            target,
+            opened.inputs(sources),
+            opened.times_ns(sources),
+            on_published=lambda _, one: given.append(bytes(one)),
         )
     assert given == [b"a", b"b", b"c"]
     (failure,) = report.failures
@@ -372,9 +375,7 @@ def test_a_source_may_be_async(tmp_path: Path) -> None:
 
 def test_what_never_ends_is_told_as_waiting(tmp_path: Path) -> None:
     script = recording(tmp_path / "rec", plain("a", "b", "c"))
-    target = GatewayTarget(
-        gateway_file(tmp_path, [module("waits", HERE + "WaitsForEver")], [link("shm:/in", "waits")])
-    )
+    target = GatewayTarget(gateway_file(tmp_path, [module("waits", HERE + "WaitsForEver")], [link("shm:/in", "waits")]))
     with Script(script) as opened:
         report = replay(target, opened.inputs({"in": "shm:/in"}), opened.times_ns(["in"]))
     assert report.waiting == {"waits": 3} and report.succeeded
@@ -444,7 +445,12 @@ def random_case(chance: random.Random, folder: Path) -> tuple[Path, Path]:
     pairs = {(f"shm:/{chance.choice('xyz')}", chance.choice(names)) for _ in range(5)}
     pairs |= {(one, other) for one, other in itertools.pairwise(names) if chance.random() < 0.7}
     pairs |= {(chance.choice(names), "tcp://127.0.0.1:1")}
-    extras: list[dict[str, Any]] = [{"delivery": "at_least_once", "max_tries": 2}, {"filter": {"rate_per_s": 5}}, {}, {}]
+    extras: list[dict[str, Any]] = [
+        {"delivery": "at_least_once", "max_tries": 2},
+        {"filter": {"rate_per_s": 5}},
+        {},
+        {},
+    ]
     links = [link(source, sink, **chance.choice(extras)) for source, sink in sorted(pairs)]
     return recording(folder / "rec", messages), gateway_file(folder, modules, links)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock._core.gateway import GatewayMessage
-from penstock.errors import PenstockError
+from penstock.errors import InvalidArgument, PenstockError
 from penstock.journal import Journal
-from penstock.replay import Output, first_difference, watchdog
+from penstock.replay import Output, Rule, first_difference, watchdog
 
 
 def test_an_output_that_cannot_be_stored_is_no_fault_of_its_module(
@@ -37,9 +37,11 @@ def test_a_folder_is_made_when_there_is_something_to_store(tmp_path: Path) -> No
     with pytest.raises(KeyError), Output(tmp_path / "out"):
         raise KeyError
     assert not (tmp_path / "out").exists()
-    with Output(tmp_path / "out"):
+    with Output(str(tmp_path / "out")):  # a text is a path too
         pass
-    assert first_difference(tmp_path / "out", tmp_path / "out") == (None, 0)
+    assert first_difference(str(tmp_path / "out"), tmp_path / "out") == (None, 0)
+    with pytest.raises(InvalidArgument, match="a list of topics"):
+        Rule("size < 3", "to.engine")  # type: ignore[arg-type]
 
 
 def test_where_a_replay_stands_still_is_told_once(

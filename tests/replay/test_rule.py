@@ -82,7 +82,10 @@ def test_the_first_break_is_shown_with_those_around_it(case: tuple[GatewayTarget
 def test_a_rule_that_holds_is_said_to_hold(case: tuple[GatewayTarget, Path]) -> None:
     target, script = case
     with Script(script) as opened:
-        assert first_break(target, opened.inputs({"in": "shm:/in"}), opened.times_ns(["in"]), Rule("value.speed < 100")) is None
+        assert (
+            first_break(target, opened.inputs({"in": "shm:/in"}), opened.times_ns(["in"]), Rule("value.speed < 100"))
+            is None
+        )
 
 
 def test_only_the_inputs_that_are_needed_are_left(case: tuple[GatewayTarget, Path]) -> None:

@@ -357,12 +357,14 @@ def _bisect(
             exits.told(
                 f"{_counted(tries.ended, 'replay')} ended the process (a module did); counted as not breaking it"
             )
+        if not as_json:
+            _print_needed(needed, found.inputs, least, runs)
         with _folder(shrinking.output) as folder, exits.about(folder):
             store_inputs(folder, script, needed, (times_ns[0], found.shown.time_ns))
             confirmed = _breaks_alone(folder, rule, found, shrinking.again)
         result.update(needed=[_input_json(one) for one in needed], least=least, replays=runs, confirmed=confirmed)
-        if not as_json:
-            _print_needed(needed, found.inputs, least, runs, shrinking.output)
+        if not as_json and shrinking.output is not None:
+            print(f"stored in {shrinking.output}")
         if not confirmed:
             exits.told("in a new process these inputs do not break the rule: the modules use what a replay does not "
                        "control (the machine's time, files, random numbers of their own)")  # fmt: skip
@@ -438,11 +440,10 @@ def _shown_line(shown: Shown) -> str:
     return _line(shown.topic, shown.time_ns, shown.payload) + properties
 
 
-def _print_needed(needed: list[Input], before: int, least: bool, runs: int, out: Path | None) -> None:
+def _print_needed(needed: list[Input], before: int, least: bool, runs: int) -> None:
     end = "none can be left out" if least else "not the least: --max-runs ended it"
-    stored = f", stored in {out}" if out else ""
     are = "are needed" if least else "are left"
-    print(f"{len(needed)} of {_counted(before, 'input')} {are} ({_counted(runs, 'replay')}; {end}){stored}")
+    print(f"{len(needed)} of {_counted(before, 'input')} {are} ({_counted(runs, 'replay')}; {end})")
     for one in needed[:SHOWN_INPUTS]:
         message = one.message
         print(f"  {_line(message.channel or '', message.timestamp_ns, bytes(message))}")
@@ -456,7 +457,8 @@ def _counted(count: int, thing: str) -> str:
 
 def _line(topic: str, time_ns: int, payload: bytes) -> str:
     text = payload[:SHOWN_BYTES].decode(errors="backslashreplace")
-    return printable(f"{_when(time_ns)}  {topic}  {text}{'...' if len(payload) > SHOWN_BYTES else ''}")
+    dots = "..." if len(payload) > SHOWN_BYTES else ""
+    return printable(f"{_when(time_ns)}  {topic}  {text}{dots}", keep="\t")  # one line, whatever is in it
 
 
 def _when(time_ns: int) -> str:

@@ -54,7 +54,7 @@ from penstock.types.fields import Reader
 
 MAX_AT_ONCE = 1_000_000  # messages and timers at one moment; more than that is a loop
 # What a step of a module may raise without ending the replay. Ctrl-C is no failure of a module.
-FAILURES = (Exception, SystemExit, asyncio.CancelledError)
+FAILURES = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 log = logging.getLogger("penstock.gateway")
 
 #: Told of a message: (the name of the module or address, or NAME.OUTPUT; the message).

@@ -307,9 +307,7 @@ class _Dataset:
 
         meta = self._root / "meta"
         (meta / "episodes/chunk-000").mkdir(parents=True)
-        pyarrow.parquet.write_table(
-            pyarrow.Table.from_pylist(self._rows), meta / "episodes/chunk-000/file-000.parquet"
-        )
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(self._rows), meta / "episodes/chunk-000/file-000.parquet")
         tasks = pandas.DataFrame({"task_index": list(self._tasks.values())}, index=list(self._tasks))
         tasks.to_parquet(meta / "tasks.parquet")
         statistics = {name: _statistics(numpy.concatenate(values)) for name, values in self._all.items()}

@@ -56,8 +56,8 @@ def _begin_ns(journals: list[Journal], start: str) -> int:
             return moment_ns(start, "--from")
         except InvalidArgument:
             raise InvalidArgument(
-                f"--from {start!r} is no time; write 10s for ten seconds after the start, 2026-01-31T12:00:00 (UTC) or "
-                "...+01:00, or a number of seconds since 1970"
+                f"--from {start!r} is no time; write 10s for ten seconds after the start, or 2026-01-31T12:00:00 (UTC) "
+                "or ...+01:00"
             ) from None
     return _first_time_ns(journals) + after_ns
 

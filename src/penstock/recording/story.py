@@ -66,6 +66,7 @@ class Story:
     failed: dict[str, str] = field(default_factory=dict)
     lost: int = 0
     ended: bool = False
+    damaged: bool = False  #: some of it cannot be read
     missing_parts: list[str] = field(default_factory=list)  #: folders between two others
     written_now: bool = False  #: somebody has it open for writing
     known: bool = False
@@ -80,7 +81,7 @@ class Story:
 
     def take(self, event: dict[str, Any]) -> None:
         self.known = True
-        kind = event.get("event")
+        kind = event["event"]
         self.addresses.update({topic: address for address, topic in event.get("addresses", {}).items()})
         if kind == "started":
             self.ended = False
@@ -104,6 +105,8 @@ class Story:
         found = []
         if self.known and self.trimmed:
             found.append("the beginning is missing, the recording was bound in size (--max-size)")
+        if self.damaged:
+            found.append(f"the topic {STORY} cannot be read: what it tells of losses and ends is not known")
         if self.known and self.missing_parts:
             found.append(f"part {', '.join(self.missing_parts[:5])} is missing")
         if self.known and not self.ended and self.written_now:
@@ -129,7 +132,10 @@ def read_story(directory: Path) -> Story:
         with Journal(part, mode="read") as journal:
             story.trimmed = story.trimmed or journal.first > 1
             for event in _events(journal):
-                story.take(event)
+                try:
+                    story.take(event)
+                except (AttributeError, KeyError, TypeError, ValueError):
+                    story.damaged = True
         story.written_now = writer_pid(part) is not None
     return story
 
@@ -143,7 +149,9 @@ def _events(journal: Journal) -> Iterator[dict[str, Any]]:
     while position < frontier:
         batch, following = journal.read_from(position, 1024, None, chosen)
         for message in batch:
-            event = json.loads(bytes(message))
-            if isinstance(event, dict):
-                yield event
+            try:
+                event = json.loads(bytes(message))
+            except ValueError:
+                event = None
+            yield event if isinstance(event, dict) else {}
         position = max(following, position + 1)

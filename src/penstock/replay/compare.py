@@ -27,7 +27,7 @@ class Difference:
     second: Message | None
 
 
-def first_difference(first: Path, second: Path) -> tuple[Difference | None, int]:
+def first_difference(first: Path | str, second: Path | str) -> tuple[Difference | None, int]:
     """What differs first between two outputs (or recordings), and how many messages before it are equal;
     ``StateError`` names one that was not written to its end."""
     with Script(first) as one, Script(second) as other:

@@ -41,8 +41,8 @@ class Output:
     Modules do not learn that something could not be stored, since they did nothing wrong: ``error`` says it, and the
     end of ``with`` raises it."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path | str) -> None:
+        self._directory = Path(directory)
         self._check_free()
         self._opened: Journal | None = None
         self._entries: list[Entry] = []

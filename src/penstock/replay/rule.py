@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from penstock.errors import InvalidArgument
 from penstock.filter import compile_rule
 from penstock.replay.output import topic_of_sink, topic_of_source
 from penstock.replay.run import Report, replay
@@ -53,6 +54,8 @@ class Rule:
     """An expression, for outputs of some topics; None: of all."""
 
     def __init__(self, expression: str, topics: list[str] | None = None) -> None:
+        if isinstance(topics, str):
+            raise InvalidArgument(f"topics is a list of topics, not {topics!r}")
         self.expression = expression
         self._judge = compile_rule(expression)
         self.topics = topics

@@ -77,6 +77,7 @@ def replay(
         target.at_home(),
         seeded(seed),
     ):
+        clock.replayed = True
         threads = set(threading.enumerate())
         actor = target.actor(clock, on_published, on_left)
         try:

@@ -55,10 +55,14 @@ class Script:
     """A recording's topics, addresses and times; ``with`` closes it."""
 
     def __init__(
-        self, directory: Path, topics: list[str] | None = None, start: str | None = None, length: str | None = None
+        self,
+        directory: Path | str,
+        topics: list[str] | None = None,
+        start: str | None = None,
+        length: str | None = None,
     ) -> None:
         """``start`` and ``length`` are as ``--from`` and ``--for`` say it."""
-        self.directory = directory
+        self.directory = directory = Path(directory)
         self._chosen = topics
         self._stack = contextlib.ExitStack()
         self.story = read_story(directory)

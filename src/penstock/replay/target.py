@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -86,8 +87,9 @@ class Target(Protocol):
         """Inside, what lies beside the target's file can be imported."""
 
 
-def target(file: Path, mapping: list[str] | None = None, outputs: Iterable[str] = ()) -> Target:
+def target(file: Path | str, mapping: list[str] | None = None, outputs: Iterable[str] = ()) -> Target:
     """A ``.py`` file is a program, everything else a gateway's file."""
+    file = Path(file)
     if file.suffix == ".py":
         return ProgramTarget(file, tuple(outputs))
     if tuple(outputs):
@@ -109,11 +111,11 @@ def _beside(file: Path) -> Iterator[None]:
 class GatewayTarget:
     """A gateway from its file, on one thread."""
 
-    def __init__(self, file: Path, inputs: Iterable[str] = ()) -> None:
+    def __init__(self, file: Path | str, inputs: Iterable[str] = ()) -> None:
         """``inputs`` names modules that the recording stands for, whatever they are."""
-        self._file = file
+        self._file = Path(file)
         with self.at_home():
-            self.configuration = read(file)
+            self.configuration = read(self._file)
             self.cast = cast(self.configuration, inputs)
         owners = {link.source for link in self.configuration.links}
         self._speaking = [name for name in self.cast.outside if name in owners]
@@ -152,8 +154,9 @@ class GatewayTarget:
 class ProgramTarget:
     """A program on direct buses."""
 
-    def __init__(self, file: Path, outputs: tuple[str, ...]) -> None:
+    def __init__(self, file: Path | str, outputs: tuple[str, ...]) -> None:
         """``outputs`` are the ``bus:`` addresses whose messages are what the program gives."""
+        file = Path(file)
         if not file.is_file():
             raise InvalidArgument(f"there is no program {str(file)!r}")
         if not outputs:
@@ -162,6 +165,7 @@ class ProgramTarget:
             _check_bus(text, "--capture")
         self._file = file
         self._outputs = outputs
+        self._places: list[str] = []  # where topics go
 
     def at_home(self) -> contextlib.AbstractContextManager[None]:
         return _beside(self._file)
@@ -172,23 +176,29 @@ class ProgramTarget:
         rules = _rules_for(topics, mapping)
         for text in rules.values():
             _check_bus(text, "--map")
-        return {
+        found = {
             topic: rules.get(topic) or (at if (at := recorded.get(topic, "")).startswith("bus:") else f"bus:{topic}")
             for topic in topics
         }
+        self._places = [*found.values()]
+        return found
 
     def unfed(self, sources: Mapping[str, str]) -> list[str]:
         return []
 
     def actor(self, clock: VirtualClock, on_published: Told, on_left: Told) -> Actor:
-        return _Program(self._file, self._outputs, clock, on_published)
+        return _Program(self._file, self._outputs, self._places, clock, on_published)
 
 
 class _Program:
     """A program that was run and waits for messages."""
 
-    def __init__(self, file: Path, outputs: tuple[str, ...], clock: VirtualClock, told: Told) -> None:
+    def __init__(
+        self, file: Path, outputs: tuple[str, ...], places: list[str], clock: VirtualClock, told: Told
+    ) -> None:
         self._file, self._clock = file, clock
+        # A program may keep no handle of a bus that it subscribes to: until the first message nobody would hold it.
+        self._held = [named_bus(address.parse(text).name) for text in places]
         self._publishers: dict[str, Any] = {}
         self._heard: dict[str, bool] = {}  # sources: whether anybody has listened
         self._captured = dict.fromkeys(outputs, 0)
@@ -211,6 +221,9 @@ class _Program:
     def start(self) -> None:
         with self._blamed():
             self._names = runpy.run_path(str(self._file), run_name="__replay__")
+        step = self._names.get("step")
+        if step is not None and (not callable(step) or inspect.iscoroutinefunction(step)):
+            raise ProgramError(f"{self._file}: step is called after each message: it must be a function, and not async")
         self._step()
 
     @contextlib.contextmanager
@@ -280,6 +293,7 @@ class _Program:
             listener.close()
             bus.close()
         self._listeners.clear()
+        self._held.clear()
 
 
 def _place_in(file: Path, error: BaseException) -> str:
