@@ -71,6 +71,8 @@ def test_what_is_told_before_it_plays(server: Server) -> None:
         assert viewer.info["dataEndTime"] == {"sec": BEGIN_NS // SECOND_NS + 100, "nsec": 0}
         viewer.until(lambda: {"/clock/tick", "/thing"} <= viewer.channels.keys())
         assert viewer.channels["/clock/tick"]["schemaName"] == "Tick"
+        untyped = viewer.channels["/thing"]
+        assert (untyped["schemaName"], json.loads(untyped["schema"] or "null")) == ("untyped", {"type": "object"})
 
 
 def test_all_of_it_in_order_and_to_the_end(server: Server) -> None:

@@ -36,7 +36,7 @@ class Presentation:
     message does not match its schema."""
 
     encoding: str
-    schema: foxglove.Schema | None
+    schema: foxglove.Schema
     convert: Convert
     kind: Kind | None = None  #: of images: what the viewer takes them for
 
@@ -165,4 +165,6 @@ def _any(message: Any, _place: Place | None) -> bytes:
         return _object(body)
 
 
-_UNDESCRIBED = Presentation("json", None, _any)
+# Without a schema the package makes up a name, and an empty text that is no JSON Schema.
+_UNTYPED = foxglove.Schema(name="untyped", encoding="jsonschema", data=b'{"type":"object"}')
+_UNDESCRIBED = Presentation("json", _UNTYPED, _any)
