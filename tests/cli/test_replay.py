@@ -437,6 +437,14 @@ def test_the_part_that_is_replayed_begins_and_ends_within_the_recording(folder: 
     assert done.returncode == 0 and "no message of the recording lies in the part" in done.stderr
 
 
+def test_what_the_recording_lost_is_told(folder: Path) -> None:
+    with Journal(folder / "rec") as journal:
+        for event in ({"event": "started"}, {"event": "lost", "count": 1234}, {"event": "ended"}):
+            journal.append("_recording", json.dumps(event).encode())
+    done = run("replay", "rec", "--into", "gateway.json", cwd=folder)
+    assert done.returncode == 0 and "rec: 1,234 messages were lost while it was recorded" in done.stderr
+
+
 def test_a_story_that_cannot_be_read_is_told(folder: Path) -> None:
     for nonsense in (b"no json", b'{"event": "started", "addresses": 5}'):
         with Journal(folder / "rec") as journal:

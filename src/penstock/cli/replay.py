@@ -205,6 +205,8 @@ def _show_failures() -> None:
 def _sources(script: Script, place: Target, mapping: list[str] | None) -> dict[str, str]:
     for gap in script.story.missing():
         exits.told(f"{script.directory}: {gap}")
+    if script.story.lost:
+        exits.told(f"{script.directory}: {show.count_text(script.story.lost)} messages were lost while it was recorded")
     found = place.sources(script.topics, script.story.addresses, mapping)
     if not found:
         raise InvalidArgument(
