@@ -282,6 +282,18 @@ def test_what_is_refused_ends_the_replay_whoever_caught_it(folder: Path) -> None
     assert not (folder / "out").exists()  # nothing was stored, so the next try finds it free
 
 
+def test_what_a_module_opens_at_its_import_is_refused(folder: Path) -> None:
+    (folder / "early.py").write_text(
+        "import penstock\nfrom penstock.gateway import Module\n"
+        "try:\n    early = penstock.publisher('shm:/early')\nexcept Exception:\n    pass\n"
+        "class It(Module):\n    def receive(self, message): pass\n"
+    )
+    file = gateway_of(folder, "Counts")
+    (folder / file).write_text((folder / file).read_text().replace("modules:Counts", "early:It"))
+    done = run("replay", "rec", "--into", file, cwd=folder)
+    assert done.returncode == 1 and "shm:/early" in done.stderr and "cannot be replayed" in done.stderr, done.stderr
+
+
 def test_messages_from_threads_of_one_s_own_are_refused_and_such_threads_told(folder: Path) -> None:
     done = run("replay", "rec", "--into", gateway_of(folder, "InThread"), cwd=folder)
     assert done.returncode == 1 and "a message of 'it' from a thread of its own cannot be replayed" in done.stderr

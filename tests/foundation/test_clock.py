@@ -10,6 +10,7 @@ import pytest
 
 import penstock
 from penstock import clock
+from penstock.broker import Client
 from penstock.bus import Bus, CallbackSubscriber, DelayedMessage
 from penstock.clock import SystemClock, VirtualClock, using
 from penstock.errors import InvalidArgument, RefusedError, StateError
@@ -111,6 +112,10 @@ def test_what_cannot_be_the_same_twice_is_refused_by_name() -> None:
             penstock.subscriber("bus:plant", on_message=print)
         with pytest.raises(RefusedError, match=r"gateway 'plant'.*penstock.replay"):
             Gateway(name="plant")
+        with pytest.raises(RefusedError, match=r"the broker at 127\.0\.0\.1:1 "):
+            Client("127.0.0.1", 1)
+        with pytest.raises(RefusedError, match=r"a server at tcp://127\.0\.0\.1:0"):
+            penstock.server("tcp://127.0.0.1:0", print)
         penstock.subscriber("bus:plant").close()
 
 

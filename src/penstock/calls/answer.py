@@ -33,6 +33,7 @@ from penstock.address import without_secrets
 from penstock.calls.envelope import Envelope, Kind, pack, payload_of, text_of
 from penstock.calls.lanes import open_server
 from penstock.channel import Handle, Ledger
+from penstock.clock import refuse_if_virtual
 from penstock.errors import ClosedError, DecodeError, InvalidArgument, PenstockError, ProtocolError, StateError
 from penstock.types import codec_of
 
@@ -134,6 +135,7 @@ class Server(Handle):
         reply_type: Any = None,
         **options: Any,
     ) -> None:
+        refuse_if_virtual(f"a server at {without_secrets(address)} (it answers in threads of its own)")
         self._asked = None if type is None else codec_of(type)
         self._encode = None if reply_type is None else codec_of(reply_type).encode
         if function is not None and not callable(function):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock import address
 from penstock.bus import CallbackSubscriber, named_bus
-from penstock.clock import VirtualClock
+from penstock.clock import VirtualClock, in_use, using
 from penstock.errors import InvalidArgument, PenstockError, nearest
 from penstock.gateway import read
 from penstock.gateway.configuration import is_address
@@ -108,13 +108,26 @@ def _beside(file: Path) -> Iterator[None]:
             sys.path.remove(folder)
 
 
+@contextlib.contextmanager
+def _nothing_opened() -> Iterator[None]:
+    """Inside, a virtual clock is in use: what modules open when they are imported is refused as it is in a replay,
+    which would send by it."""
+    if in_use():
+        yield
+        return
+    with using(VirtualClock()) as clock:
+        yield
+        if clock.refused is not None:
+            raise clock.refused
+
+
 class GatewayTarget:
     """A gateway from its file, on one thread."""
 
     def __init__(self, file: Path | str, inputs: Iterable[str] = ()) -> None:
         """``inputs`` names modules that the recording stands for, whatever they are."""
         self._file = Path(file)
-        with self.at_home():
+        with self.at_home(), _nothing_opened():  # modules are imported here
             self.configuration = read(self._file)
             self.cast = cast(self.configuration, inputs)
         owners = {link.source for link in self.configuration.links}

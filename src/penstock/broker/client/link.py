@@ -21,6 +21,7 @@ from penstock.broker.client.dialogue import Dialogue
 from penstock.broker.hosts import hosts_of
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
 from penstock.channel import check_timeout
+from penstock.clock import refuse_if_virtual
 from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError, StateError
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
@@ -46,6 +47,7 @@ class Link:
         connect_timeout: float = 10.0,
         keepalive_s: float = DEFAULT_S,
     ) -> None:
+        refuse_if_virtual(f"the broker at {host}:{port} (of other processes)")
         self._hosts = hosts_of(host, port)
         self._at = 0  # the one of them that is tried, or connected
         if check_timeout(connect_timeout) is None or connect_timeout > MAX_TIMEOUT_S:
