@@ -94,8 +94,8 @@ def test_a_broker_that_is_not_there(folder: Path, free: int, command: str) -> No
 
 
 def test_a_broker_that_is_not_there_cannot_be_recorded(folder: Path, free: int) -> None:
-    words = sentence(folder, TIME_OVER, "record", f"broker://127.0.0.1:{free}/t?queue=q&timeout=1", "-o", "run1")
-    assert f"the broker at 127.0.0.1:{free} did not answer" in words and "None" not in words
+    words = sentence(folder, FAILED, "record", f"broker://127.0.0.1:{free}/t?queue=q&timeout=1", "-o", "run1")
+    assert f"the broker at 127.0.0.1:{free} cannot be reached" in words and "None" not in words
     assert not (folder / "run1").exists()
 
 
