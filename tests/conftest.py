@@ -40,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A run in the background of a shell has Ctrl-C ignored, and programs started from here would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Spark's JVMs live for seconds here: the first compiler is enough for them, and one thread collects their garbage.
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     # A directory of our own, so that what is left over is ours and other programs on the machine are not disturbed.

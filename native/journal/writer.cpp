@@ -415,7 +415,8 @@ void Writer::seal_batch(Staging &staging, std::uint32_t flags) {
     std::memcpy(base, &header, sizeof header);
 }
 
-// Sums of the blocks that this batch completes. A failure here is no failure of the commit: sums are a cache.
+// Sums of the blocks that this batch completes. A failure here is no failure of the commit: sums are a cache. After it
+// none follows, so that the file ends before the missing one and has no hole that would read as a wrong sum.
 void Writer::put_sums(const std::uint8_t *data, std::uint64_t bytes) {
     std::uint64_t at = segment_.end;
     while (bytes) {
@@ -425,9 +426,11 @@ void Writer::put_sums(const std::uint8_t *data, std::uint64_t bytes) {
         data += piece;
         bytes -= piece;
         if (at % block_bytes) continue;
-        int error = disk_.write(segment_.sums, reinterpret_cast<std::uint8_t *>(&segment_.block_crc), 4, 0,
-                                (at / block_bytes - 1) * 4);
-        if (error) segment_.sums_whole = false;
+        if (segment_.sums_whole) {
+            int error = disk_.write(segment_.sums, reinterpret_cast<std::uint8_t *>(&segment_.block_crc), 4, 0,
+                                    (at / block_bytes - 1) * 4);
+            if (error) segment_.sums_whole = false;
+        }
         segment_.block_crc = 0;
     }
 }

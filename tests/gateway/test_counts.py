@@ -72,7 +72,7 @@ def test_a_failure_is_counted_by_one_rule(
             gateway.module("source").publish(content)
             eventually(lambda number=number: counts()["handled"] + counts()["lost"] == number, "it is counted once")
         eventually(lambda: counts()["failed"] == 2 * tries)
-        assert gateway.destroy() is True
+        assert gateway.destroy(120) is True  # a process that ends slowly is no failure
         assert len(gateway.modules()) == 3
         lost = 0 if error_link else 2
         expected = {"handled": 6 - lost, "lost": lost, "failed": 2 * tries, "waiting": 0, "expired": 0, "dropped": 0}

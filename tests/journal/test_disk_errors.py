@@ -13,6 +13,8 @@ from penstock._core import journal as native
 from penstock.errors import StateError
 from penstock.journal import Journal, recovery
 from penstock.journal.disk import Disk
+from penstock.journal.layout import BLOCK_BYTES
+from penstock.journal.verify import verify
 
 SEGMENT_BYTES = 65536
 
@@ -80,6 +82,26 @@ def test_segments_that_cannot_be_begun_leave_no_descriptors_behind(tmp_path: Pat
             disk.refused = set()
             journal.append("a", b"in a new segment")
             assert [bytes(journal.read(position)) for position in stored] == [b"%d" % i for i in range(20)]
+
+
+def test_a_sum_that_could_not_be_written_leaves_no_hole(tmp_path: Path) -> None:
+    """It reads as a wrong one otherwise: what follows it is not written either."""
+    with Journal(tmp_path / "j") as journal:
+        (sums,) = (
+            int(entry.name)
+            for entry in Path("/proc/self/fd").iterdir()
+            if str(entry.resolve()).endswith(".sums") and str(tmp_path) in str(entry.resolve())
+        )
+        kept = os.dup(sums)
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, sums)
+        os.close(full)
+        journal.append("a", bytes(3 * BLOCK_BYTES))
+        os.dup2(kept, sums)
+        os.close(kept)
+        journal.append("a", bytes(3 * BLOCK_BYTES))
+        assert not journal.writer.sums_whole
+    assert not verify(tmp_path / "j")
 
 
 def test_opening_that_fails_late_lets_the_next_one_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
