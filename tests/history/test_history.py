@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock import bus, durable, shm, tcp
+from penstock import bus, durable_publisher, shm, tcp
 from penstock.journal import follow
 from penstock.tcp import past
 from penstock.tcp.protocol import Request, Wanted
@@ -260,7 +260,7 @@ def test_what_was_published_is_on_disk_when_the_program_has_ended(tmp_path: Path
 def test_a_commit_of_more_messages_than_slots_loses_none_of_a_reader_that_keeps_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durable, "KEEP_UP_S", LONG)  # however seldom the reader runs on a busy machine, it keeps up
+    monkeypatch.setattr(durable_publisher, "KEEP_UP_S", LONG)  # however seldom the reader runs on a busy machine, it keeps up
     where = f"shm:/{unique()}"
     publisher = penstock.publisher(where, durable=str(tmp_path), slots=16)
     with publisher, penstock.subscriber(where, history=False) as subscriber:
@@ -300,7 +300,7 @@ def test_shm_a_durable_channel_has_one_publisher(tmp_path: Path) -> None:
 def test_bus_the_next_publisher_continues_with_what_was_not_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(durable, "CLOSE_S", 0.01)
+    monkeypatch.setattr(durable_publisher, "CLOSE_S", 0.01)
     where = f"bus:{unique()}"
     with penstock.subscriber(where, depth=2) as subscriber:
         with caplog.at_level(logging.WARNING, "penstock"), penstock.publisher(where, durable=tmp_path / "a") as first:
