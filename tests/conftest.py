@@ -12,16 +12,21 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from _pytest.mark.expression import Expression
 
 from tests import leftovers
 
 #: The folders of each group of tests, which run beside each other: most of them wait, for programs or for a server.
 GROUPS = {
     "contract": {"conformance"},
-    "programs": {"cli", "crash", "torture"},
+    "kills": {"crash", "torture"},
+    "programs": {"cli"},
     "servers": {"bridge", "broker", "calls", "nats", "replica", "security"},
     "gateways": {"docs", "gateway", "monitor", "recording"},
 }
+
+#: The folders that have tests with Spark.
+SPARK = {"cli", "crash", "docs", "spark", "stress"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,6 +56,22 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix=f"penstock-test-state-{os.getpid()}-")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A folder of which ``-m`` chooses nothing is not imported: the suite is several processes."""
+    chosen: str = config.getoption("-m")
+    folder = collection_path.name
+    if not chosen or collection_path.parent != Path(__file__).parent or not collection_path.is_dir():
+        return None
+    marks = {group for group, folders in GROUPS.items() if folder in folders}
+    possible = [marks, marks | {"torture"}]
+    if folder in SPARK:
+        possible += [marks | {"spark"}, marks | {"spark", "jvm"}]
+    expression = Expression.compile(chosen)
+    if any(expression.evaluate(lambda name, /, marks=marks, **_: name in marks) for marks in possible):
+        return None
+    return True
+
+
 @pytest.hookimpl(tryfirst=True)  # before markers are chosen from
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
@@ -58,6 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for group, folders in GROUPS.items():
             if folder in folders:
                 item.add_marker(group)
+        if item.get_closest_marker("spark") and folder not in SPARK:
+            raise pytest.UsageError(f"{item.nodeid} is a test with Spark: name its folder in {__file__}")
     if config.getoption("--shuffle"):
         given: int | None = config.getoption("--seed")
         chosen = int.from_bytes(os.urandom(4), "little") if given is None else given
