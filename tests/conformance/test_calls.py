@@ -128,6 +128,15 @@ def test_time_is_over_and_the_server_sees_it(reach: Reach) -> None:
     assert client.ledger.expired == 1 and client.ledger.balanced
 
 
+async def cancelled(client: Client, begun: threading.Event) -> None:
+    """A call, cancelled when its server has begun."""
+    task = asyncio.create_task(client.call_async(b"long"))
+    await asyncio.to_thread(begun.wait, 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 def test_cancelling_an_awaited_call_reaches_the_server(reach: Reach) -> None:
     seen, begun = threading.Event(), threading.Event()
 
@@ -140,14 +149,7 @@ def test_cancelling_an_awaited_call_reaches_the_server(reach: Reach) -> None:
 
     _, client = pair(reach, function)
 
-    async def ask() -> None:
-        task = asyncio.create_task(client.call_async(b"long"))
-        await asyncio.to_thread(begun.wait, 60)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(ask())
+    asyncio.run(cancelled(client, begun))
     assert seen.wait(60)
 
 
@@ -165,14 +167,7 @@ def test_a_cancellation_that_is_seen_late_counts(reach: Reach) -> None:
 
     _, client = pair(reach, function)
 
-    async def ask() -> None:
-        task = asyncio.create_task(client.call_async(b"long"))
-        await asyncio.to_thread(begun.wait, 60)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(ask())
+    asyncio.run(cancelled(client, begun))
     time.sleep(0.06)  # longer than a client's death is left unlooked at
     asked.set()
     assert seen.wait(60)
