@@ -35,6 +35,7 @@ __all__ = [
     "current",
     "monotonic",
     "note_failure",
+    "refuse_if_replayed",
     "refuse_if_virtual",
     "sleep",
     "system_clock",
@@ -464,6 +465,12 @@ def refuse_if_virtual(what: str) -> None:
         refused = RefusedError(f"{what} cannot be replayed the same way twice")
         _current.refused = _current.refused or refused  # whoever moves the clock ends, also where a program catches it
         raise refused
+
+
+def refuse_if_replayed(what: str) -> None:
+    """The same, in a replay alone: with a virtual clock of one's own it is right."""
+    if isinstance(_current, VirtualClock) and _current.replayed:
+        refuse_if_virtual(what)
 
 
 def in_use() -> bool:

@@ -126,8 +126,17 @@ def test_what_cannot_be_is_told(folder: Path, arguments: tuple[str, ...], told: 
 def test_what_has_no_source_is_left_out_and_said(folder: Path) -> None:
     with Journal(folder / "rec") as journal:
         journal.append("other", b"x")
-    done = run("replay", "rec", "--into", "gateway.json", cwd=folder)
-    assert done.returncode == 0 and "left out, no source has them: other" in done.stderr
+    for rule in ((), ("--rule", "size >= 0")):
+        done = run("replay", "rec", "--into", "gateway.json", "--json", *rule, cwd=folder)
+        assert done.returncode == 0 and "left out, no source has them: other" in done.stderr
+        assert json.loads(done.stdout)["notes"] == ["left out, no source has them: other (--map TOPIC=SOURCE)"]
+
+
+def test_what_the_output_cannot_encode_is_escaped(folder: Path) -> None:
+    (folder / "program.py").write_text(PROGRAM.replace("out.publish(", "out.publish('é'.encode() + "))
+    done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", "--rule", "size < 9", cwd=folder,
+               PYTHONIOENCODING="ascii")  # fmt: skip
+    assert done.returncode == 4 and r'  \xe9{"twice"' in done.stdout, done.stderr
 
 
 def test_threads_of_a_program_are_refused(folder: Path) -> None:
@@ -282,10 +291,11 @@ def test_what_is_refused_ends_the_replay_whoever_caught_it(folder: Path) -> None
     assert not (folder / "out").exists()  # nothing was stored, so the next try finds it free
 
 
-def test_what_a_module_opens_at_its_import_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize("opened", ["penstock.publisher('shm:/early')", "penstock.journal.Journal('shm:/early')"])
+def test_what_a_module_opens_at_its_import_is_refused(folder: Path, opened: str) -> None:
     (folder / "early.py").write_text(
         "import penstock\nfrom penstock.gateway import Module\n"
-        "try:\n    early = penstock.publisher('shm:/early')\nexcept Exception:\n    pass\n"
+        f"try:\n    early = {opened}\nexcept Exception:\n    pass\n"
         "class It(Module):\n    def receive(self, message): pass\n"
     )
     file = gateway_of(folder, "Counts")

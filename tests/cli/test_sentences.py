@@ -124,6 +124,8 @@ def test_what_is_no_recording(folder: Path, command: str) -> None:
     more = ["--to", "csv", "-o", "out.csv"] if command == "export" else []
     for name in ("nowhere", "empty", "file"):
         assert f"{name} is no recording" in sentence(folder, USAGE, command, name, *more)
+    (folder / "drive.mcap").touch()
+    assert "penstock import drive.mcap -o DIRECTORY" in sentence(folder, USAGE, command, "drive.mcap", *more)
 
 
 def test_a_broken_gateway_file_is_told_with_its_line(folder: Path) -> None:
@@ -167,3 +169,13 @@ def test_a_directory_of_shared_memory_that_cannot_be_is_one_sentence(words: tupl
 def test_numbers_that_overflow_the_clock_are_refused(words: str) -> None:
     done = run(*words.split(), timeout=30)
     assert done.returncode == 2 and words.split()[-2] in done.stderr and "Traceback" not in done.stderr, done
+
+
+def test_a_folder_is_found_whatever_the_locale_and_named_where_it_cannot_be(folder: Path) -> None:
+    with Journal(folder / "né") as journal:
+        journal.append("a", b"x")
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = run("journal", "cat", "né", "--json", cwd=folder, **plain)
+    assert done.returncode == 0 and '"a"' in done.stdout, done.stderr
+    (folder / "né").rename(folder / "bad\udcff")
+    assert r"bad\udcff: the path of a journal must be UTF-8" in sentence(folder, USAGE, "journal", "cat", "bad\udcff")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from penstock.bus import Bus, CallbackSubscriber, DelayedMessage
 from penstock.clock import SystemClock, VirtualClock, using
 from penstock.errors import InvalidArgument, RefusedError, StateError
 from penstock.gateway import Gateway
+from penstock.journal import Journal
 
 
 def test_it_is_the_machine_s_unless_another_is_in_use() -> None:
@@ -117,6 +119,16 @@ def test_what_cannot_be_the_same_twice_is_refused_by_name() -> None:
         with pytest.raises(RefusedError, match=r"a server at tcp://127\.0\.0\.1:0"):
             penstock.server("tcp://127.0.0.1:0", print)
         penstock.subscriber("bus:plant").close()
+
+
+def test_a_journal_is_not_written_in_a_replay(tmp_path: Path) -> None:
+    with using(VirtualClock()) as clock:
+        Journal(tmp_path / "of a test").close()
+        clock.replayed = True
+        with pytest.raises(RefusedError, match="out of place"):
+            Journal(tmp_path / "out of place")
+        Journal(tmp_path / "of a test", mode="read").close()
+    assert not (tmp_path / "out of place").exists()
 
 
 def test_what_is_no_time_is_refused_and_changes_nothing() -> None:

@@ -253,6 +253,17 @@ def test_what_retention_took_is_told_to_who_waits_too(tmp_path: Path) -> None:
         follower.close()
 
 
+def test_close_lets_retention_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.MonkeyPatch.context() as patch, Journal(tmp_path / "j", segment_bytes=65536, retain_bytes=1) as journal:
+        seal, closing, wait = recovery.seal_written, threading.Event(), journal._upkeep.wait
+        patch.setattr(recovery, "seal_written", lambda *given: (closing.wait(60), seal(*given)))
+        while len(list((tmp_path / "j").glob("*.log"))) < 2:
+            journal.append("a", bytes(4096))
+        patch.setattr(journal._upkeep, "wait", lambda: (closing.set(), wait()))
+        journal.close()
+    assert len(list((tmp_path / "j").glob("*.log"))) == 1 and not caplog.records
+
+
 def test_a_reader_without_descriptors_sees_less_but_no_damage(tmp_path: Path) -> None:
     with Journal(tmp_path / "j", segment_bytes=65536) as journal:
         journal.append("a", b"0")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import io
 import logging
 import os
 import select
@@ -247,6 +248,8 @@ def ending() -> Iterator[None]:
         if getattr(sys, name) is None:
             closed.add(name)
             setattr(sys, name, _closed_stream(1 if name == "stdout" else 2))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a payload that it cannot encode is no failure
     try:
         yield
         code = 0
@@ -280,7 +283,18 @@ def _closed_stream(descriptor: int) -> TextIO:
 def _said(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.EBADF and "stdout" in closed:
         return "standard output is closed: there is nowhere to print to"
+    if isinstance(error, OSError) and error.filename is None and error.errno and _output_fails(error.errno):
+        return f"standard output: {describe(error)}"
     return describe(error)
+
+
+def _output_fails(number: int) -> bool:
+    """Whether an error without a name came from standard output: what it could not take still waits there."""
+    try:
+        sys.stdout.flush()
+    except OSError as again:
+        return again.errno == number
+    return False
 
 
 def _number(code: object) -> int:
@@ -297,7 +311,7 @@ def _flushed(code: int) -> int:
         code = PIPE_CLOSED
     except OSError as error:
         if code == 0:
-            told(_said(error) if "stdout" in closed else f"standard output: {describe(error)}")
+            told(_said(error))
             code = FAILED
         _forget_output()
     if code == PIPE_CLOSED:

@@ -202,11 +202,25 @@ def _show_failures() -> None:
         logging.getLogger("penstock.bus").setLevel(logging.CRITICAL)
 
 
-def _sources(script: Script, place: Target, mapping: list[str] | None) -> dict[str, str]:
+class _Sources(dict[str, str]):
+    """The source of each topic; ``notes`` is what was told of them and of the recording."""
+
+    def __init__(self, found: dict[str, str], notes: list[str]) -> None:
+        super().__init__(found)
+        self.notes = notes
+
+
+def _sources(script: Script, place: Target, mapping: list[str] | None) -> _Sources:
+    notes: list[str] = []
+
+    def tell(text: str) -> None:
+        notes.append(text)
+        exits.told(text)
+
     for gap in script.story.missing():
-        exits.told(f"{script.directory}: {gap}")
+        tell(f"{script.directory}: {gap}")
     if script.story.lost:
-        exits.told(f"{script.directory}: {show.count_text(script.story.lost)} messages were lost while it was recorded")
+        tell(f"{script.directory}: {show.count_text(script.story.lost)} messages were lost while it was recorded")
     found = place.sources(script.topics, script.story.addresses, mapping)
     if not found:
         raise InvalidArgument(
@@ -214,19 +228,17 @@ def _sources(script: Script, place: Target, mapping: list[str] | None) -> dict[s
             "of the gateway; give --map TOPIC=SOURCE"
         )
     if left_out := [name for name in script.topics if name not in found]:
-        exits.told(f"left out, no source has them: {', '.join(left_out[:5])} (--map TOPIC=SOURCE)")
+        tell(f"left out, no source has them: {', '.join(left_out[:5])} (--map TOPIC=SOURCE)")
     first_ns, last_ns = script.times_ns(found)
     if last_ns - first_ns > LONG_NS:
-        exits.told(
-            f"the recording goes from {_when(first_ns)} to {_when(last_ns)}: timers tick all the way (--from, --for)"
-        )
+        tell(f"the recording goes from {_when(first_ns)} to {_when(last_ns)}: timers tick all the way (--from, --for)")
     if unfed := place.unfed(found):
-        exits.told(f"silent, no topic stands for them: {', '.join(unfed[:5])} (--map TOPIC=SOURCE)")
-    return found
+        tell(f"silent, no topic stands for them: {', '.join(unfed[:5])} (--map TOPIC=SOURCE)")
+    return _Sources(found, notes)
 
 
 def _run(
-    script: Script, place: Target, sources: dict[str, str], out: Path | None, seed: int, paced: bool, as_json: bool
+    script: Script, place: Target, sources: _Sources, out: Path | None, seed: int, paced: bool, as_json: bool
 ) -> None:
     from penstock.replay import replay as run_once
 
@@ -243,7 +255,7 @@ def _run(
         )
     if as_json:
         show.print_json({"inputs": report.inputs, "outputs": stored.messages, "recorded_seconds": report.recorded_s,
-                         "seconds": round(report.seconds, 6), **_report_json(report)})  # fmt: skip
+                         "seconds": round(report.seconds, 6), **_report_json(report, sources)})  # fmt: skip
     else:
         print(f"replayed {show.count_text(report.inputs)} messages of {report.recorded_s:.1f} s in "
               f"{report.seconds:.2f} s: {show.count_text(stored.messages)} in the output")  # fmt: skip
@@ -270,9 +282,9 @@ def _failure_line(failure: Failure) -> str:
     return f"{failure.name} failed in {failure.step}{handled}{times}: {failure.error}"
 
 
-def _report_json(report: Report) -> dict[str, Any]:
+def _report_json(report: Report, sources: _Sources) -> dict[str, Any]:
     failures = [{name: getattr(failure, name) for name in type(failure).__slots__} for failure in report.failures]
-    return {"failures": failures, "waiting": report.waiting, "notes": list(report.notes)}
+    return {"failures": failures, "waiting": report.waiting, "notes": [*sources.notes, *report.notes]}
 
 
 class _Counted:
@@ -310,13 +322,13 @@ class _Shrinking:
     again: list[str]
 
 
-def _judge(script: Script, place: Target, sources: dict[str, str], rules: list[Rule], seed: int, as_json: bool) -> None:
+def _judge(script: Script, place: Target, sources: _Sources, rules: list[Rule], seed: int, as_json: bool) -> None:
     from penstock.replay import judge_all
 
     with _stdout_kept(as_json):
         verdicts = judge_all(place, script.inputs(sources), script.times_ns(sources), rules, seed=seed)
     if as_json:
-        results = [_verdict_json(rule, verdict) for rule, verdict in zip(rules, verdicts, strict=True)]
+        results = [_verdict_json(rule, verdict, sources) for rule, verdict in zip(rules, verdicts, strict=True)]
         show.print_json(results[0] if len(results) == 1 else {"rules": results})
     else:
         for rule, verdict in zip(rules, verdicts, strict=True):
@@ -329,7 +341,7 @@ def _judge(script: Script, place: Target, sources: dict[str, str], rules: list[R
 def _bisect(
     script: Script,
     place: Target,
-    sources: dict[str, str],
+    sources: _Sources,
     rule: Rule,
     shrinking: _Shrinking,
     seed: int,
@@ -342,7 +354,7 @@ def _bisect(
     # Each replay has a process of its own: what modules keep in classes and globals would change the next one.
     with _stdout_kept(as_json):
         verdict = apart(lambda: judge(place, script.inputs(sources), times_ns, rule, seed=seed))
-    found, result = verdict.found, _verdict_json(rule, verdict)
+    found, result = verdict.found, _verdict_json(rule, verdict, sources)
     if not as_json:
         _print_verdict(rule, verdict)
     _tell(verdict.report)
@@ -468,8 +480,9 @@ def _when(time_ns: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}"
 
 
-def _verdict_json(rule: Rule, verdict: Verdict) -> dict[str, Any]:
-    begin = {"rule": rule.expression, "holds": verdict.holds, "judged": verdict.judged, **_report_json(verdict.report)}
+def _verdict_json(rule: Rule, verdict: Verdict, sources: _Sources) -> dict[str, Any]:
+    begin = {"rule": rule.expression, "holds": verdict.holds, "judged": verdict.judged}
+    begin |= _report_json(verdict.report, sources)
     return begin if verdict.found is None else {**begin, **_break_json(verdict.found)}
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from penstock._core import journal as native
+from penstock.clock import refuse_if_replayed
 from penstock.errors import ClosedError, CorruptionError, InvalidArgument, StateError, nearest
 from penstock.journal import layout, recovery, segments
 from penstock.journal.disk import Disk, open_regular, read_all
@@ -32,6 +33,7 @@ from penstock.journal.schemas import KIND as SCHEMA_KIND
 from penstock.journal.schemas import Schemas, read_schemas, records_in
 from penstock.journal.transaction import Entry, Transaction
 from penstock.journal.upkeep import Full, Upkeep
+from penstock.printable import printable
 from penstock.quantities import check_duration, check_size
 from penstock.topics import check_pattern, check_topic, matches
 
@@ -48,8 +50,18 @@ MAX_KIND = 65535
 QUEUE_KIND = 1  # kind of the journal's own state records
 
 
+def _utf8(path: Path) -> str:
+    """A path for the native core, whatever the locale."""
+    try:
+        return os.fsencode(path).decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{printable(str(path))}: the path of a journal must be UTF-8") from None
+
+
 class Journal(Reading):
     """A journal's directory, opened. ``mode="write"`` makes it where it is missing."""
+
+    _refused_in_replay = True  # else a module would write to the real disk
 
     def __init__(
         self,
@@ -75,6 +87,9 @@ class Journal(Reading):
         if not 0 < max_message_bytes <= 512 << 20:
             raise InvalidArgument(f"max_message_bytes={max_message_bytes} must be 1 to {512 << 20}")
         self.directory = Path(directory)
+        place = _utf8(self.directory)
+        if mode == "write" and self._refused_in_replay:
+            refuse_if_replayed(f"journal {self.directory} (opened for writing)")
         self.mode = mode
         self.segment_bytes = segment_bytes
         self.max_message_bytes = max_message_bytes
@@ -107,14 +122,14 @@ class Journal(Reading):
         _opened.add(self)
         if mode == "read":
             self._open_reader()
-            self._reader = native.Reader(str(self.directory), segment_bytes)
+            self._reader = native.Reader(place, segment_bytes)
             if self._reader.uuid != self.uuid.bytes:
                 place = str(self.directory / layout.MARKER_NAME)
                 raise CorruptionError(f"{place} and the frontier file are of different journals", place)
             return
         self._open_writer(sync, refuse_damage)
         try:
-            self._reader = native.Reader(str(self.directory), segment_bytes)
+            self._reader = native.Reader(place, segment_bytes)
         except BaseException:
             self.close()
             raise
@@ -138,7 +153,7 @@ class Journal(Reading):
             self.recovery = found.report
             self._open_frontier(found)
             disk = None if self._disk.native else self._disk
-            place = str(self.directory.absolute())  # so that the monitor can find it from another process
+            place = _utf8(self.directory.absolute())  # so that the monitor can find it from another process
             self.writer = native.Writer(
                 self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk, place
             )
@@ -648,6 +663,10 @@ class Journal(Reading):
         if self._closed:
             return
         self._check_not_rolling()
+        if self.mode == "write":
+            self._upkeep.wait()  # its retention needs an open journal
+        if self._closed:  # by another thread meanwhile
+            return
         self._closed = True
         self._reader = None  # close the descriptors now, not at garbage collection; messages keep their mappings
         with self._sleepers_lock:

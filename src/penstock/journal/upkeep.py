@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.errors import PenstockError
+from penstock.errors import ClosedError, PenstockError
 from penstock.journal import layout, recovery
 from penstock.journal.disk import Disk
 
@@ -87,6 +87,8 @@ class Upkeep:
         try:
             if self._retain is not None:
                 self._retain()
+        except ClosedError:
+            pass  # closed by another thread since: the next roll does it
         except (OSError, PenstockError) as error:
             LOG.warning("retention could not be applied: %s", error)
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import address as addresses
 from penstock.errors import InvalidArgument
 from penstock.journal.layout import FRONTIER_NAME
+from penstock.printable import command
 from penstock.topics import topic_for
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ def parts(directory: Path) -> list[Path]:
     if is_journal(directory):
         return [directory]
     found = sorted(path for path in directory.glob("[0-9]*") if is_journal(path)) if directory.is_dir() else []
+    if not found and directory.suffix == ".mcap" and directory.is_file():
+        raise InvalidArgument(
+            f"{directory} is no recording yet; make one of it: {command('import', directory, '-o', 'DIRECTORY')}"
+        )
     if not found:
         raise InvalidArgument(f"{directory} is no recording: neither a journal nor a folder of numbered journals")
     return found

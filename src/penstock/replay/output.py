@@ -35,6 +35,10 @@ def topic_of_sink(name: str) -> str:
     return f"to.{topic_of_source(name)}"
 
 
+class _Kept(Journal):
+    _refused_in_replay = False
+
+
 class Output:
     """Written in batches; ``with`` closes it. The folder is made when there is something to store.
 
@@ -44,7 +48,7 @@ class Output:
     def __init__(self, directory: Path | str) -> None:
         self._directory = Path(directory)
         self._check_free()
-        self._opened: Journal | None = None
+        self._opened: _Kept | None = None
         self._entries: list[Entry] = []
         self._bytes = 0
         self._topics: dict[tuple[bool, str], str] = {}
@@ -73,7 +77,7 @@ class Output:
     def _journal(self) -> Journal:
         if self._opened is None:
             self._check_free()
-            self._opened = Journal(self._directory, max_message_bytes=MAX_MESSAGE_BYTES)
+            self._opened = _Kept(self._directory, max_message_bytes=MAX_MESSAGE_BYTES)
             self._tell("started")
         return self._opened
 

@@ -116,6 +116,7 @@ def _nothing_opened() -> Iterator[None]:
         yield
         return
     with using(VirtualClock()) as clock:
+        clock.replayed = True
         yield
         if clock.refused is not None:
             raise clock.refused
