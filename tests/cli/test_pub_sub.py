@@ -97,6 +97,10 @@ def test_raw_size_and_file(live: str, tmp_path: Path) -> None:
 def test_nobody_listens_is_code_3(live: str) -> None:
     done = run("pub", live, "x", "--timeout", "0.3")
     assert done.returncode == 3 and "subscriber" in done.stderr
+    if live.startswith("shm"):  # it waits at its first message then, and is not the reason itself
+        done = run("pub", live, "x", "--wait", "0", "--timeout", "0.3")
+        assert done.returncode == 3 and "has no subscriber yet" in done.stderr and "process" not in done.stderr
+        assert "penstock why" not in done.stderr, "nothing is left that it could look at"
 
 
 def test_nothing_comes_is_code_3(live: str) -> None:

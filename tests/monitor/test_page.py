@@ -187,6 +187,9 @@ def test_a_queue_is_paused_on_the_page(browser: Browser, tmp_path: Path) -> None
         client.queue("work", topics="t")
         client.publish_many("t", [b"x"] * 3)
         browser.open(acting.url)
+        show(browser, "channel=broker:work")
+        tiles = "document.getElementById('channel-tiles').innerText.replace(/\\s+/g, ' ')"
+        browser.until(f"return {tiles}.includes('0 publish, 0 read') && {tiles}.includes('3 messages in the queue')")
         show(browser, "queues")
         meter = "[...document.querySelectorAll('#queue-list .meter')].find(m => m.innerText.includes('broker:work'))"
         button = f"[...({meter})?.querySelectorAll('button') ?? []].find(b => b.textContent === '%s')"

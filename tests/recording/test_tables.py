@@ -98,7 +98,7 @@ def test_frames_of_pandas_and_polars(recording: Path) -> None:
 
 def test_a_part_of_it_and_nothing(recording: Path) -> None:
     with Recording(recording) as opened:
-        with pytest.raises(InvalidArgument, match="is after the end"):
+        with pytest.raises(InvalidArgument, match=r"^start 1h is after the end"):
             opened.to_arrow("pose", start="1h")
         assert opened.to_arrow("pose", length="1h").num_rows == 2
         with pytest.raises(InvalidArgument, match="did you mean pose"):

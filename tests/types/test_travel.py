@@ -323,8 +323,19 @@ def test_the_command_shows_schemas(tmp_path: Path) -> None:
     with penstock.publisher("tcp://127.0.0.1:0", type=numpy.dtype([("a", "<i4"), ("b", "<f4", (2,))])) as publisher:
         done = command("schema", f"tcp://127.0.0.1:{publisher.port}", "--timeout", 60)
         assert "a: <i4" in done.stdout and "b: <f4 (2,)" in done.stdout, done.stderr
-    done = command("schema", "shm:/types-nobody")
-    assert done.returncode == 1 and "nobody has said" in done.stderr
+    with penstock.publisher("shm:/types-untold"):
+        done = command("schema", "shm:/types-untold")
+        assert done.returncode == 1 and "nobody has said" in done.stderr
+    with socket.socket() as taken:  # bound and not listening: nobody can be there
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        for nobody, said in {
+            "shm:/types-nobody": "nobody publishes it on this machine",
+            f"tcp://127.0.0.1:{port}": "Connection refused",
+            f"broker://127.0.0.1:{port}/t": "nobody listens there",
+        }.items():
+            done = command("schema", nobody, "--timeout", 1)
+            assert done.returncode == 1 and f"{nobody}: " in done.stderr and said in done.stderr, done.stderr
     assert command("schema", "bus:x").returncode == 2
 
 

@@ -93,7 +93,8 @@ def pub(
         try:
             published, total = _publish(publisher, bodies, rate, more)
         except TimeoutError as error:
-            raise TimeoutError(f"{describe(error)}{silence.hint([address])}") from None
+            said = silence.reason(address)  # known only now: with this process its channel may be gone
+            raise TimeoutError(f"{describe(error)}: {said}" if said else describe(error)) from None
         seconds = time.monotonic() - started
         ledger = publisher.ledger
     if quiet:

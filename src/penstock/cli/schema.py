@@ -13,9 +13,9 @@ import typer
 
 import penstock
 from penstock import address as addresses
-from penstock.cli import exits, show
+from penstock.cli import exits, show, silence
 from penstock.cli.target import is_folder
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, RefusedError
 from penstock.types import Schema
 
 app = typer.Typer()
@@ -82,6 +82,7 @@ def _of_address(target: str, every: bool, timeout: float) -> Iterator[tuple[str,
     parts = addresses.parse(target)
     if parts.scheme == "bus":
         raise InvalidArgument(f"{parts.text}: a bus is seen only by its own process")
+    silence.refuse_nobody(parts)
     deadline = time.monotonic() + timeout
     with penstock.subscriber(target) as subscriber:
         text = subscriber.schema
@@ -89,8 +90,25 @@ def _of_address(target: str, every: bool, timeout: float) -> Iterator[tuple[str,
             time.sleep(LOOK_S)
             text = subscriber.schema
         versions = subscriber.schemas_of(parts.topic) if every else []
+        if not text and not versions and (nobody := _nobody(parts, subscriber)):
+            raise RefusedError(f"{addresses.without_secrets(target)}: {nobody}")
     for one in versions or ([text] if text else []):
         yield parts.text, 0, one
+
+
+def _nobody(parts: addresses.Address, subscriber: Any) -> str:
+    """Why nobody could say it: nobody is there. Empty where somebody is, and where that cannot be known."""
+    if parts.scheme == "tcp":
+        from penstock.tcp.explain import unreached
+
+        return unreached(subscriber, time.monotonic())
+    if parts.scheme == "shm":
+        from penstock.shm import channels
+        from penstock.shm.explain import publishing
+
+        if not publishing(parts, {channel.name: channel for channel in channels()}):
+            return "nobody publishes it on this machine"
+    return ""
 
 
 def lines(described: Schema) -> list[str]:

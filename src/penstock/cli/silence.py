@@ -150,7 +150,7 @@ def reason(address: str, handle: Any = None) -> str:
     from penstock.observe.explain import explain
 
     try:
-        found = [finding for finding in explain(address, WATCH_S) if finding.grave]
+        found = [finding for finding in explain(address, WATCH_S, own=False) if finding.grave]
     except (PenstockError, OSError):
         return ""
     return "; ".join(_sentence(finding) for finding in found[:1] + [f for f in found[1:] if f.meant])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -34,13 +35,13 @@ __all__ = ["Finding", "ended", "explain", "explain_filter"]
 WATCH_S = 2.0
 
 
-def explain(text: str, watch_s: float = WATCH_S) -> list[Finding]:
+def explain(text: str, watch_s: float = WATCH_S, *, own: bool = True) -> list[Finding]:
     """The findings about an address where nothing arrives, the likeliest reason first.
 
     Watches readers that have messages waiting or have lost some for up to ``watch_s``, to find those that are stalled
-    and those that still lose.
+    and those that still lose. ``own=False``: without the publishers of this process, of which it knows itself.
     """
-    return _explain(text, watch_s, set())
+    return _explain(text, watch_s, set(), 0 if own else os.getpid())
 
 
 def ended(texts: Iterable[str]) -> dict[str, Finding]:
@@ -79,8 +80,9 @@ def _publishing(texts: Iterable[str]) -> dict[str, set[int]]:
     return found
 
 
-def _explain(text: str, watch_s: float, passed: set[str]) -> list[Finding]:
-    """``passed``: addresses that are explained already, so that a ring of bridges has an end."""
+def _explain(text: str, watch_s: float, passed: set[str], without: int = 0) -> list[Finding]:
+    """``passed``: addresses that are explained already, so that a ring of bridges has an end. ``without``: a
+    process of whose publishers nothing is said."""
     everything = seen()
     if inside := named(everything, text):
         return _inside_findings(text, inside, watch_s)
@@ -94,7 +96,7 @@ def _explain(text: str, watch_s: float, passed: set[str]) -> list[Finding]:
     bridged = _bridge_findings(parts, everything, passed | {plain(parts.text)})
     publishers = [b for b in blocks if b.kind in PRODUCERS]
     if publishers or not bridged:
-        found += _publisher_findings(parts.text, publishers, parts.scheme)
+        found += _publisher_findings(parts.text, publishers, parts.scheme, without)
     found += bridged
     readers = [b for b in blocks if b.kind not in (*PRODUCERS, TAIL)]
     from_disk = list(_disk_findings(parts))
@@ -240,7 +242,7 @@ def _count_passing(
     return len(batch), sum(passes(message, values) for message in batch), example
 
 
-def _publisher_findings(text: str, publishers: list[Block], scheme: str) -> Iterator[Finding]:
+def _publisher_findings(text: str, publishers: list[Block], scheme: str, without: int) -> Iterator[Finding]:
     if not publishers and scheme == "bus":
         return  # the findings of the bus already say that other processes cannot publish to it
     if not publishers and scheme == "shm":
@@ -248,6 +250,8 @@ def _publisher_findings(text: str, publishers: list[Block], scheme: str) -> Iter
     elif not publishers:
         yield Finding(f"no publisher of {text} on this machine; one elsewhere cannot be seen from here", grave=False)
     for block in publishers:
+        if block.pid == without:
+            continue
         who = f"the publisher in process {block.pid} ({block.program})"
         open_s = (block.read_ns - block.opened_ns) / 1e9
         if block.state.lower().startswith(("blocked", "stuck", "waiting")):

@@ -32,41 +32,47 @@ class Span:
         self.begin_ns, self.end_ns = begin_ns, end_ns
 
     @classmethod
-    def of(cls, journals: list[Journal], start: str | None, length: str | None) -> Span:
-        """As ``--from`` and ``--for`` say it."""
+    def of(
+        cls,
+        journals: list[Journal],
+        start: str | None,
+        length: str | None,
+        names: tuple[str, str] = ("--from", "--for"),
+    ) -> Span:
+        """As ``--from`` and ``--for`` say it; ``names`` are those that the caller's user wrote, for errors."""
         for name, value in (("start", start), ("length", length)):
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{name} is a text such as '10s', not {value!r}")
-        begin_ns = None if start is None else _begin_ns(journals, start)
+        begin_ns = None if start is None else _begin_ns(journals, start, names[0])
         if begin_ns is not None:
-            _check_begin(journals, begin_ns, str(start))
+            _check_begin(journals, begin_ns, f"{names[0]} {start}")
         if length is None:
             return cls(begin_ns, None)
-        length_ns = int(duration_s(length, "--for") * 1e9)
+        length_ns = int(duration_s(length, names[1]) * 1e9)
         if not length_ns:
-            raise InvalidArgument(f"--for {length} is no time at all")
+            raise InvalidArgument(f"{names[1]} {length} is no time at all")
         return cls(begin_ns, (_first_time_ns(journals) if begin_ns is None else begin_ns) + length_ns)
 
 
-def _begin_ns(journals: list[Journal], start: str) -> int:
+def _begin_ns(journals: list[Journal], start: str, name: str) -> int:
     try:
-        after_ns = int(duration_s(start, "--from") * 1e9)
+        after_ns = int(duration_s(start, name) * 1e9)
     except InvalidArgument:
         try:
-            return moment_ns(start, "--from")
+            return moment_ns(start, name)
         except InvalidArgument:
             raise InvalidArgument(
-                f"--from {start!r} is no time; write 10s for ten seconds after the start, or 2026-01-31T12:00:00 (UTC) "
+                f"{name} {start!r} is no time; write 10s for ten seconds after the start, or 2026-01-31T12:00:00 (UTC) "
                 "or ...+01:00"
             ) from None
     return _first_time_ns(journals) + after_ns
 
 
-def _check_begin(journals: list[Journal], begin_ns: int, start: str) -> None:
+def _check_begin(journals: list[Journal], begin_ns: int, given: str) -> None:
     first, last = time_range(journals)
     if last < begin_ns and last:
         raise InvalidArgument(
-            f"--from {start} is after the end: the recording is {(last - first) / 1e9:.1f} s long, "
+            f"{given} is after the end: the recording is {(last - first) / 1e9:.1f} s long, "
             f"from {iso_time(first)} to {iso_time(last)}"
         )
 

@@ -154,7 +154,7 @@ class Recording:
         if topic not in self.topics:
             raise InvalidArgument(f"there is no topic {topic!r}; {nearest(topic, self.topics)}")
         columns = self._columns(topic)
-        chosen = located(self._journals, [topic], Span.of(self._journals, start, length))
+        chosen = located(self._journals, [topic], Span.of(self._journals, start, length, ("start", "length")))
         return _batches(chosen, columns, arrow_schema(columns), errors)
 
     def _columns(self, topic: str) -> Columns | None:

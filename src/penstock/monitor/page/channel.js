@@ -9,6 +9,9 @@ const now = { address: "", asked: 0, times: [], series: {} };
 const fields = new Plot(one("field-plot"), () => showFields());
 const tail = new Tail({ start: one("channel-tail-start"), note: one("channel-tail-note"), list: one("channel-tail-list"), address: () => now.address, onRecord: record => addFields(record) });
 
+// A broker's queue is where messages wait: those who read it are its peers.
+const isQueue = handle => handle.room === "broker" && handle.kind === "queue", reading = handle => isQueue(handle) ? handle.peers : 1;
+
 export function showChannel(address, handles, state) {
   if (address !== now.address) { leaveChannel(); now.address = address; text(one("channel-name"), address); one("channel-tail-list").replaceChildren(); text(one("channel-tail-note"), ""); }
   const readable = /^(shm:|tcp:|journal:|broker:\/\/|nats:)/.test(address);
@@ -20,7 +23,8 @@ export function showChannel(address, handles, state) {
   const counted = sources.length ? sources : [...readers].sort((a, b) => b.messages - a.messages).slice(0, 1), verb = sources.length || !readers.length ? "published" : "delivered";
   const messages = sum(counted, handle => handle.messages), volume = sum(counted, handle => handle.bytes), slowest = Math.max(0, ...readers.map(handle => handle.latency_p99_us ?? 0));
   const tiles = [["rate", rate(sum(counted, handle => handle.rate_hz)), `${verb} a second`], ["size", messages ? bytes(volume / messages) : "–", "a message on average"],
-    ["sent", count(messages), `messages ${verb}`], ["lost", count(sum(handles, handle => handle.lost)), "lost since opened"], ["p99", slowest ? micros(slowest) : "–", "latency, 99 of 100"], ["health", WORDS[worst(handles.map(handle => handle.health))], `${sources.length} publish, ${readers.length} read`]];
+    ["sent", count(messages), `messages ${verb}`], ["lost", count(sum(handles, handle => handle.lost)), "lost since opened"], ["p99", slowest ? micros(slowest) : "–", "latency, 99 of 100"], ["health", WORDS[worst(handles.map(handle => handle.health))], `${sources.length} publish, ${sum(readers, reading)} read`]];
+  if (readers.some(isQueue)) tiles.push(["queued", count(sum(readers.filter(isQueue), handle => handle.depth)), "messages in the queue"]);
   reconcile(one("channel-tiles"), tiles, tile => tile[0], () => { const made = element("div", "tile"); made.append(element("b"), element("span")); return made; }, (made, [, figure, note]) => { text(made.firstChild, figure); text(made.lastChild, note); });
   reconcile(one("channel-table").tBodies[0], handles.slice(0, 300), handle => handle.key, handle => {
     const row = element("tr"); row.dataset.key = handle.key;
