@@ -226,6 +226,7 @@ def test_what_is_no_picture_is_passed_over(name: str) -> None:
         publisher.publish(penstock.Image(cloud, "xyz32"))
         publisher.publish(penstock.Image(picture, "rgb8"))
         publisher.publish(penstock.Image(picture.astype("f8"), "mono8"))
+        viewer.until(lambda: server.board.topics[f"shm:/{name}"].failures == 4)
         before = len(viewer.bodies(f"/{name}"))
         viewer.until(lambda: publisher.publish(picture) and len(viewer.bodies(f"/{name}")) > before)
         assert server.board.topics[f"shm:/{name}"].failures == 4
@@ -252,6 +253,7 @@ def test_what_is_not_of_its_type_is_counted_told_and_not_shown(
         publish_until(raw, good, viewer, f"/{name}")
         for body in wrong:
             raw.publish(body)
+        viewer.until(lambda: server.board.topics[f"shm:/{name}"].failures == len(wrong))
         before = len(viewer.bodies(f"/{name}"))
         viewer.until(lambda: raw.publish(good) and len(viewer.bodies(f"/{name}")) > before)
         assert server.board.topics[f"shm:/{name}"].failures == len(wrong)

@@ -47,7 +47,7 @@ from penstock.gateway.worker import DROPPED, ERROR, Deadline, Joint, Life, OnFai
 MAX_MODULES = 65535
 JOIN_TIMEOUT_S = 10.0
 END_S = 0.5  # the least time-out
-RESERVE_S = 2.0  # the most that is kept back of a time-out for them
+RESERVE_S = 5.0  # the most that is kept back of a time-out for them
 POLL_S = 0.002
 log = logging.getLogger("penstock.gateway")
 _live: weakref.WeakSet[ModuleBroker] = weakref.WeakSet()
