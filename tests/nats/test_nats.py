@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -215,3 +216,31 @@ def test_subjects_and_headers() -> None:
     assert properties_of(headers_of({"a": "b"}, -5)) == ({"a": "b"}, -5)
     assert properties_of({"Nats-Sequence": "4", "Penstock-Time-Ns": "x"}) == ({}, None)
     assert headers_of({}, None) is None and properties_of(None) == ({}, None)
+
+
+def test_with_tls_nothing_is_sent_to_a_server_that_has_none() -> None:
+    """Whoever answers says whether there is TLS: a client that asked for it tells nobody else its token."""
+    heard = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection, contextlib.suppress(OSError):
+                    connection.settimeout(1)
+                    connection.sendall(b'INFO {"server_id":"x","version":"2.12.0","proto":1,"max_payload":1048576}\r\n')
+                    while data := connection.recv(4096):
+                        heard.extend(data)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"nats://127.0.0.1:{listener.getsockname()[1]}/s?tls=true"
+        for opened in (penstock.publisher, penstock.subscriber):
+            with pytest.raises(RefusedError, match="offers no TLS"):
+                opened(address, token="hidden")
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(LONG)
+    assert not heard

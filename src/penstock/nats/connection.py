@@ -104,12 +104,28 @@ def properties_of(headers: Mapping[str, str] | None) -> tuple[dict[str, str], in
     return found, int(time_ns) if known else None
 
 
+def _client_of(access: Access) -> Any:
+    """A client of nats-py. By itself it encrypts only where the server asks for it: one that offers no TLS, or somebody
+    on the way who says so, would get the credentials and the messages as they are."""
+    from nats.aio.client import Client
+
+    class Encrypted(Client):  # type: ignore[misc, unused-ignore]
+        def _connect_command(self) -> bytes:
+            if not self._server_info.get("tls_required"):
+                said = f"the NATS server at {access.place} offers no TLS; nothing was sent to it"
+                raise OSError(said) if self.is_reconnecting else RefusedError(said)  # the first time nobody waits
+            command: bytes = super()._connect_command()
+            return command
+
+    return Encrypted() if access.tls else Client()
+
+
 class Connection:
     """Connects at once, or raises; connects again by itself after that."""
 
     def __init__(self, access: Access) -> None:
         try:
-            import nats
+            client = _client_of(access)
         except ImportError:
             raise InvalidArgument("nats:// needs nats-py: pip install 'penstock[nats]'") from None
         self.access = access
@@ -119,9 +135,10 @@ class Connection:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-nats", daemon=True)
         self._thread.start()
+        self.client: Any = client
         try:
-            self.client: Any = self.run(
-                nats.connect(
+            self.run(
+                client.connect(
                     **access.options(), max_reconnect_attempts=-1, allow_reconnect=True, error_cb=self._note_error,
                     name="penstock",
                 ),
@@ -176,9 +193,8 @@ class Connection:
         """Send what is pending and leave, for as long as the time-out allows."""
         if self.closed:
             return
-        if hasattr(self, "client"):
-            with contextlib.suppress(PenstockError, OSError):
-                self.run(self._leave(), min(self.access.timeout, 5.0))
+        with contextlib.suppress(PenstockError, OSError):
+            self.run(self._leave(), min(self.access.timeout, 5.0))
         self.closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
