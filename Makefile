@@ -1,4 +1,4 @@
-# The commands: run, test, spark, build, check, pythons, bench, steady, wheel, docs, pictures, stress, model, torture, clean. Each sets up what it needs.
+# The commands: run, test, spark, build, check, pythons, bench, steady, wheel, docs, pictures, stress, audit, model, torture, clean. Each sets up what it needs.
 
 # PYTHON=/path/to/python3.13 picks an interpreter; each but python3 has an environment of its own, named by its version.
 PYTHON ?= python3
@@ -11,7 +11,7 @@ JOBS ?= 2
 CONSTRAINTS ?= constraints.txt
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: run test spark build check lint pythons bench steady wheel wheel-test stress model torture docs pictures clean tools system
+.PHONY: run test spark build check lint pythons bench steady wheel wheel-test stress audit model torture docs pictures clean tools system
 
 run: build
 	@echo "running the demo for a minute: $(BIN)/penstock demo"
@@ -107,6 +107,16 @@ stress: build
 	$(PYTEST) tests/crash -m spark --kills 3 $(ARGUMENTS)
 	$(PYTEST) tests/crash/test_lake_kill.py --kills 100 --timeout 0 $(ARGUMENTS)
 	PENSTOCK_FUZZ=1000000 $(PYTEST) tests/fuzz $(ARGUMENTS)
+
+# What other people's tools find in the code: known holes of what is installed, cppcheck and clang-tidy over the native core.
+# (ruff has bandit's rules: `make lint`.)
+audit: build
+	@sh scripts/system_packages.sh cppcheck clang-tidy
+	$(PYTEST) tests/stress/test_audit.py -rs
+	cppcheck --quiet --error-exitcode=1 --library=python --enable=warning,portability --std=c++20 --inline-suppr -j $(JOBS) \
+	  -I native --suppress=cppcheckError:native/tcp/sending.cpp -i native/tests native
+	find native -name '*.cpp' -not -path '*/tests/*' -print0 | \
+	  xargs -0 -P $(JOBS) -n 1 clang-tidy --quiet -p $$(dirname $$(ls -t build/*/compile_commands.json | head -1))
 
 # The lock-free algorithm of shared memory: the code itself under many schedules, a model of it in every interleaving.
 model: system

@@ -28,6 +28,10 @@ MODULES = {
     "Server of calls": "penstock.calls.answer",
     "Gateway": "penstock.gateway.gateway",
     "Modules of a gateway": "penstock.gateway.module",
+    "Bridge": "penstock.bridge.bridge",
+    "Recordings as tables": "penstock.recording.tables",
+    "Codecs of types": "penstock.types.codec",
+    "Clock": "penstock.clock",
     "Errors": "penstock.errors",
 }
 CONFIGURATION = """

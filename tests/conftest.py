@@ -7,14 +7,14 @@ import random
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 from _pytest.mark.expression import Expression
 
-from tests import leftovers
+from tests import leftovers, promises
 
 #: The folders of each group of tests, which run beside each other: most of them wait, for programs or for a server.
 GROUPS = {
@@ -86,6 +86,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = int.from_bytes(os.urandom(4), "little") if given is None else given
         print(f"in random order: --shuffle --seed {chosen}")
         random.Random(chosen).shuffle(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return promises.checked((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return promises.checked((yield))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

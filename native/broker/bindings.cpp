@@ -15,14 +15,14 @@ namespace penstock {
 
 namespace {
 
-// A descriptor that becomes readable at a time, for who waits by select, poll or an event loop.
+// A descriptor that becomes readable at a given time, for select, poll or an event loop.
 int open_timer() {
     const int file = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     if (file < 0) throw std::system_error(errno, std::generic_category(), "timerfd_create");
     return file;
 }
 
-// Readable after so many seconds; 0: never. What it has told before is forgotten.
+// Makes it readable after so many seconds; 0: never. Cancels an earlier setting.
 void set_timer(int file, double seconds) {
     itimerspec once{};
     once.it_value.tv_sec = static_cast<time_t>(seconds);

@@ -11,8 +11,8 @@ namespace penstock::broker {
 
 namespace {
 
-// The words of ACK for the messages begin to end of a batch of deliveries: a range for rows of first deliveries, a
-// position for each one that was delivered before.
+// The words of ACK for the messages begin to end of a batch of deliveries: a range for runs of first deliveries, a
+// position for each message that was delivered before.
 nb::bytes ack_words(nb::handle batch, std::size_t begin, std::size_t end) {
     const std::vector<Envelope> &entries = entries_of(batch);
     std::string words;
@@ -58,7 +58,7 @@ nb::object batch_names(nb::handle batch) {
     return nb::make_tuple(nb::borrow(channels));
 }
 
-// A tight copy of a batch, which holds nothing of the memory that the messages came in.
+// A compact copy of a batch, which does not hold the memory in which the messages arrived.
 struct CopyOwner final : Owner {
     explicit CopyOwner(std::size_t bytes) : memory(new std::uint8_t[bytes ? bytes : 1]) {}
     void release(std::uint64_t) noexcept override { delete this; }
@@ -95,7 +95,7 @@ nb::object kept_part(std::vector<Envelope> &&copies, std::size_t bytes, PyObject
     return nb::steal(made);
 }
 
-// Copies of a batch, in parts of so many messages and bytes at most (or one message).
+// Copies a batch in parts of at most so many messages and bytes (but at least one message).
 nb::list kept(nb::handle batch, std::size_t most_messages, std::size_t most_bytes) {
     const std::vector<Envelope> &entries = entries_of(batch);
     nb::list parts;
@@ -135,7 +135,7 @@ nb::object joined(nb::list batches) {
     return batch_over(std::move(entries), batches.ptr(), nb::tuple(channels).ptr());
 }
 
-// A batch of messages that are at hand one by one.
+// A batch made of single messages.
 nb::object gather(nb::list messages) {
     std::vector<Envelope> entries;
     nb::list channels;
@@ -210,7 +210,8 @@ std::string_view foreign_properties(const Envelope &entry) {
     const char *const end = at + entry.properties_size;
     const char *const begin = at;
     for (bool key = true; at < end; key = !key) {
-        if (key && *at == '$') return {begin, static_cast<std::size_t>(at - begin)};  // the broker's own stand last
+        // the broker's own properties come last
+        if (key && *at == '$') return {begin, static_cast<std::size_t>(at - begin)};
         const auto *nul = static_cast<const char *>(std::memchr(at, 0, static_cast<std::size_t>(end - at)));
         if (!nul || (key && nul + 1 == end)) return {};
         at = nul + 1;

@@ -86,7 +86,8 @@ class BoundOutbox {
         for (const Envelope &entry : entries) {
             std::string_view topic = topics.empty() ? std::string_view{"default"}
                                                     : topics[topics.size() == 1 ? 0 : entry.channel];
-            if (topic.starts_with('$') && entry.properties_size) {  // moved here by the broker: told as where it came from
+            // the broker has moved it here: deliver it under its original topic
+            if (topic.starts_with('$') && entry.properties_size) {
                 std::size_t size = 0;
                 if (const char *original = property(entry, "$topic", size)) topic = {original, size};
             }

@@ -13,14 +13,15 @@ namespace {
 
 using journal::BoundQueueState;
 
-// Knows which topics are the broker's own, and until when a message is of use.
+// Knows which topics are internal to the broker, and until when a message is valid.
 class BrokerQueueState : public BoundQueueState {
    public:
     using BoundQueueState::BoundQueueState;
 
-    // Of what a look forward found, what is to be sent to `consumer`: (batch or None, counts or None, expired).
-    // `internal` are the topics with '$' in front that are this queue's; other such topics are nobody's. What was delivered
-    // `most_deliveries` times before a restart (0: no limit) is due at once, to be buried.
+    // Selects what to send to `consumer` from the messages that were read: (batch or None, counts or None, expired).
+    // `internal` are the topics with '$' in front that belong to this queue; other such topics belong to none. A
+    // message that was delivered `most_deliveries` times before a restart (0: no limit) is due at once, to become a
+    // dead letter.
     nb::object take(nb::handle batch, std::uint32_t consumer, std::int64_t deadline_ns, std::int64_t now_ns,
                     std::int64_t ttl_ns, nb::tuple internal, std::uint64_t most_deliveries) {
         const auto most = static_cast<std::uint32_t>(std::min<std::uint64_t>(most_deliveries, UINT32_MAX));
@@ -37,7 +38,7 @@ class BrokerQueueState : public BoundQueueState {
         return nb::make_tuple(sent, counts, expired);
     }
 
-    // How many of these are this queue's and still to be delivered.
+    // How many of these belong to this queue and are still to be delivered.
     std::size_t count(nb::handle batch, nb::tuple internal) {
         Wanted wanted(batch, internal);
         std::size_t found = 0;
@@ -45,13 +46,13 @@ class BrokerQueueState : public BoundQueueState {
         return found;
     }
 
-    // Delayed messages that a look forward found: each waits for its property $due_ns.
+    // Adds delayed messages that were read: each waits until its property $due_ns.
     void hold(nb::handle batch) {
         for (const Envelope &entry : entries_of(batch)) state_.hold(entry.position, number_property(entry, "$due_ns"));
     }
 
    private:
-    // Asked once for each row of messages of one topic.
+    // Called once for each run of messages of one topic.
     class Wanted {
        public:
         Wanted(nb::handle batch, const nb::tuple &internal) : channels_(batch_channels(batch.ptr())), internal_(internal) {}

@@ -1,5 +1,5 @@
-// Ranges: many messages as an index of fixed width and the bytes that it tells of (docs/formats.md, "Range fetch").
-// FETCH answers with one, LOAD brings one; nothing of what it claims is believed before it was checked.
+// Ranges: many messages as an index of fixed width and the bytes that it describes (docs/formats.md, "Range fetch").
+// FETCH answers with one, LOAD brings one; everything in it is checked before it is used.
 #include <cstring>
 #include <string>
 #include <unordered_map>
@@ -62,7 +62,7 @@ bool is_text(std::string_view bytes) {
     return text != nullptr;
 }
 
-// A look at any buffer, kept as long as this lives.
+// A view of any buffer, held as long as this object lives.
 class Look {
    public:
     explicit Look(nb::handle object) : view_(nb::steal(PyMemoryView_FromObject(object.ptr()))) {
@@ -90,7 +90,7 @@ nb::object range_batch(nb::handle index, nb::handle data, nb::dict topics, std::
     }
     struct Topic {
         nb::handle name;
-        std::int64_t channel = -1;  // a topic that is named but not used is none of the batch's
+        std::int64_t channel = -1;  // a topic that is named but not used is not part of the batch
     };
     std::unordered_map<std::uint32_t, Topic> known;
     for (auto [number, name] : topics) known.emplace(nb::cast<std::uint32_t>(number), Topic{name});

@@ -53,7 +53,7 @@ class BoundScanner {
                 error = errno;
             } while (got < 0 && error == EINTR);
             if (got > 0) scanner_.inbox().filled(static_cast<std::size_t>(got));
-            receiving_.unlock();  // before the GIL is asked for: whoever has it may be waiting for this
+            receiving_.unlock();  // before the GIL is taken: the thread that has it may be waiting for this lock
         }
         if (got < 0) {
             scanner_.inbox().rest();
@@ -86,7 +86,7 @@ class BoundScanner {
         if (left) throw std::bad_alloc();
     }
 
-    // Events that are no verb have names with a newline, which no line holds.
+    // Scanner events start with a newline, so no peer can send them as a verb.
     nb::object next(std::size_t most) {
         wait_for_receive();
         switch (scanner_.next(most)) {
@@ -101,7 +101,7 @@ class BoundScanner {
         }
     }
 
-    // The connection is over: its memory goes back now, not when Python collects the connection.
+    // The connection is over: release its memory now, not when Python collects the connection.
     void clear() {
         wait_for_receive();
         scanner_.inbox().clear();
@@ -118,7 +118,7 @@ class BoundScanner {
     std::uint64_t moved() { return scanner_.inbox().moved_bytes(); }
 
    private:
-    // Another thread's receive writes into the inbox without the GIL: it never waits for anything, so this does not long.
+    // Another thread's receive writes into the inbox without the GIL. It never blocks, so this wait is short.
     void wait_for_receive() { std::lock_guard over(receiving_); }
 
     static nb::object event(std::string_view head, nb::object batch) {
@@ -127,8 +127,8 @@ class BoundScanner {
         return nb::make_tuple(text_of(head.substr(0, blank)), text_of(rest), batch);
     }
 
-    // The number that a topic has in the batch under way, whose channels are the topics it has messages of: what a batch
-    // costs those who get it must not grow with all the topics that its connection ever named.
+    // The number of a topic in the current batch, whose channels are only the topics of its messages: the cost of a
+    // batch must not grow with all topics that its connection has ever named.
     std::uint32_t channel_of(std::uint32_t topic) {
         if (topic >= scanner_.topics().size()) return 0;  // data of a verb that has no topic
         if (places_.size() <= topic) places_.resize(topic + 1, unplaced);
@@ -139,7 +139,7 @@ class BoundScanner {
         return places_[topic];
     }
 
-    // The channels of the batch under way; the same ones as before where it has the same topics.
+    // The channels of the current batch; the same object as before if it has the same topics.
     void set_channels() {
         if (generation_ != scanner_.generation()) {
             generation_ = scanner_.generation();

@@ -51,7 +51,7 @@ bool Inbox::replace(std::size_t capacity) {
 
 std::uint8_t *Inbox::space(std::size_t wanted, std::size_t &room) {
     if (block_ && begin_ == end_ && !block_->shared()) begin_ = end_ = 0;
-    // At most as much again as has come in is taken ahead of a claim that may be a lie.
+    // Allocate at most twice what has arrived: the announced size may be wrong.
     const std::size_t ahead = std::clamp(wanted, least_room, std::max(block_bytes, 2 * size()));
     if (!block_ || block_->capacity - end_ < std::min(ahead, least_room) ||
         (wanted > block_->capacity - end_ && block_->capacity - begin_ < size() + wanted)) {

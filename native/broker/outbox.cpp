@@ -36,7 +36,7 @@ char *Outbox::room(std::size_t bytes) {
     return chunks_.back().bytes.get() + chunks_.back().used;
 }
 
-// `data` was written at what room() gave. Runs on into the last piece where that ends just before it.
+// `data` was written at the place that room() returned. Extends the last piece if that ends just before it.
 void Outbox::add_text(const char *data, std::size_t bytes) {
     chunks_.back().used += bytes;
     pending_ += bytes;
@@ -49,7 +49,7 @@ void Outbox::add_text(const char *data, std::size_t bytes) {
     pieces_.push_back({start, bytes, nullptr, -1, chunks_.back().number});
 }
 
-// Bytes that a hold added later keeps in place; run on where they follow the last ones, as properties follow data.
+// Bytes that a hold, added later, keeps in place; extends the last piece if they follow it, as properties follow data.
 void Outbox::refer(const std::uint8_t *data, std::size_t bytes) {
     if (!bytes) return;
     pending_ += bytes;

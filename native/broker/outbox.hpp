@@ -3,7 +3,7 @@
 // chunks.
 //
 // Rules
-//   - Not thread-safe. `hold` of a payload is given back (through `release`) once its last byte was written.
+//   - Not thread-safe. `hold` of a payload is released (through `release`) once its last byte was written.
 //   - The caller bounds it: pending_bytes() says how much waits.
 #pragma once
 
@@ -43,9 +43,9 @@ class Outbox {
     void text(std::string_view bytes);
     // MSG lines with their data; `hold` keeps all of it in place and is taken over.
     void framed(std::string_view queue, const Delivery *deliveries, std::size_t count, void *hold);
-    // The bare data without a trace in sent().
+    // The bare data, not reported by sent().
     void payloads(const Delivery *deliveries, std::size_t count, void *hold);
-    // The bare data, as a client without HELLO gets it; sent() tells what has left.
+    // The bare data, for a client without HELLO; sent() reports what was sent.
     void bare(const Delivery *deliveries, std::size_t count, void *hold);
     // Bytes of another memory, kept by `hold` until written.
     void lent(const std::uint8_t *data, std::size_t size, void *hold);

@@ -21,7 +21,7 @@ void bind_publish(nanobind::module_ &module);
 // Where a property's value begins in encoded properties, or null.
 const char *property(const Envelope &entry, std::string_view wanted, std::size_t &size);
 std::int64_t number_property(const Envelope &entry, std::string_view wanted);
-// What a message of any reach brings along: nothing where it is the broker's own ('$' in front) or not well formed.
+// The properties of a message of any reach; none if they are the broker's own ('$' in front) or not well formed.
 std::string_view foreign_properties(const Envelope &entry);
 
 }  // namespace penstock::broker

@@ -196,7 +196,7 @@ Scanner::Kind Scanner::header_of(std::string_view text, Header &header) {
     return Kind::line;
 }
 
-// Whether one more publish belongs to the run under way; run_ is "VERB shared".
+// Whether one more publish belongs to the current run; run_ is "VERB shared".
 bool Scanner::same_run(std::string_view verb, const Header &header) const {
     const std::string_view run = run_, shared = header.shared;
     return header.timed == timed_ && run.size() == verb.size() + 1 + shared.size() && run.substr(0, verb.size()) == verb &&
@@ -207,7 +207,7 @@ Event Scanner::take_line(std::string_view text, std::size_t consumed) {
     if (grammar_ == Grammar::raw && starts(text, "HELLO")) {
         grammar_ = Grammar::hello;
         max_line_bytes_ = std::max(max_line_bytes_, hello_line_bytes);  // COMMIT may name thousands of parts
-        forget_topics();  // from here on each topic is asked for
+        forget_topics();  // from here on each topic must be allowed
     }
     head_.assign(text);
     if (grammar_ == Grammar::raw && text.substr(0, 3) == "SUB") head_.assign("SUB ").append(without_blanks(text.substr(3)));

@@ -9,10 +9,10 @@
 //                  DATA <length>\n<data>          any other verb: a line
 //   <lengths> is <length> or <length>+<properties length>: encoded properties follow the data to the byte
 //
-// One '\n' after data is passed over; blanks and '\r' at a line's end too. A run is a row of publishes (or deliveries of
-// one queue) with the same options: one step gives thousands of them as ranges of the inbox. A topic seen for the first
-// time stops the scan, so that who may publish to it is decided once a topic and not once a message. Times are each
-// message's own: a run has them for all or for none, and its head then ends with the bare word time_ns.
+// One '\n' after data is skipped; so are blanks and '\r' at the end of a line. A run is a sequence of publishes (or
+// deliveries of one queue) with the same options: one step returns thousands of them as ranges of the inbox. A topic
+// seen for the first time stops the scan, so that rights are checked once per topic and not once per message. Times are
+// each message's own: a run has them for all or for none, and its head then ends with the bare word time_ns.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@
 
 namespace penstock::broker {
 
-constexpr std::int64_t no_time = INT64_MIN;  // the journal's word for "that of storing"
+constexpr std::int64_t no_time = INT64_MIN;  // the journal's value for "use the time of storing"
 
 struct Range {
     const std::uint8_t *data;
@@ -48,7 +48,7 @@ enum class Event : std::uint8_t {
     run,      // ranges(): publishes or deliveries; head() is what they share
     line,     // head() is the line without its end; data in ranges()[0] where the verb has data
     topic,    // head() is a topic not seen before: allow() or refuse() it, then go on
-    refused,  // a publish to a refused topic, or too large a one, was passed over; head() is its line
+    refused,  // a publish to a refused topic, or one that is too large, was skipped; head() is its line
     fatal,    // head() is the reason; the connection is to be closed
 };
 
@@ -71,7 +71,7 @@ class Scanner {
     const std::vector<Range> &ranges() const noexcept { return ranges_; }
     std::string_view head() const noexcept { return head_; }
     Grammar grammar() const noexcept { return grammar_; }
-    // Bytes still missing of the command under way, as far as known.
+    // Bytes still missing of the current command, as far as known.
     std::size_t wanted() const noexcept { return wanted_; }
 
     std::uint32_t allow(std::string_view topic);
@@ -89,7 +89,7 @@ class Scanner {
         std::uint64_t length = 0;
         std::uint64_t properties = 0;  // their length
         bool alone = false;            // data of a verb that is in no run: DATA, LOAD
-        bool timed = false;            // it tells its time
+        bool timed = false;            // it has a time of its own
         Range range{};
     };
     enum class Kind : std::uint8_t { line, data, bad };
@@ -122,7 +122,7 @@ class Scanner {
     std::size_t wanted_ = 0;
     bool after_data_ = false, failed_ = false, timed_ = false;
     std::string_view bad_ = "bad length";  // what is wrong with the header that was looked at last
-    std::uint64_t skip_ = 0;  // bytes of a refused message still to pass over
+    std::uint64_t skip_ = 0;  // bytes of a refused message still to skip
     std::vector<std::string> topics_;
     std::uint64_t generation_ = 0;
     struct Hash {

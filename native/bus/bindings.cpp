@@ -85,7 +85,7 @@ Header *allocate_heap(BusObject *bus, std::uint16_t id, std::int64_t size) {
 
 namespace {
 
-constexpr Py_ssize_t long_copy_bytes = 1 << 20;  // from here on others may run meanwhile
+constexpr Py_ssize_t long_copy_bytes = 1 << 20;  // copies of at least this size release the GIL
 
 Header *header_for(BusObject *bus, AllocatorObject *allocator, std::uint16_t id, Py_ssize_t size) {
     if (!allocator) return allocate_heap(bus, id, size);
@@ -196,7 +196,7 @@ void publisher_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-// One argument by place, and `timeout` by name: for all that waits in this call. False with an error set.
+// One positional argument, and `timeout` by name, for all waits of this call. False with an error set.
 bool parse_publish(const char *method, PyObject *const *arguments, Py_ssize_t count, PyObject *names, Deadline *deadline) {
     const Py_ssize_t named = names ? PyTuple_GET_SIZE(names) : 0;
     if (count == 1 && !named) [[likely]] return true;
@@ -242,7 +242,7 @@ PyObject *publisher_reserve(PyObject *object, PyObject *number) {
     return draft;
 }
 
-// _now(data, timeout=None): publish, or BlockingIOError where that would wait.
+// _now(data, timeout=None): publish, or BlockingIOError if that would wait.
 PyObject *publisher_publish_now(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
     PublisherObject *self = as_publisher(object);
     if (!check_open(self)) return nullptr;
@@ -256,7 +256,8 @@ PyObject *publisher_publish_now(PyObject *object, PyObject *const *arguments, Py
 PyObject *publisher_close(PyObject *object, PyObject *) {
     PublisherObject *self = as_publisher(object);
     if (std::exchange(self->closed, true) || !self->bus) Py_RETURN_NONE;
-    for (SubscriberObject *subscriber : self->bus->subscribers) subscriber->writers.wake_all();  // it may wait there
+    // a publish of this publisher may be waiting there
+    for (SubscriberObject *subscriber : self->bus->subscribers) subscriber->writers.wake_all();
     self->bus->room.wake_all();
     self->bus->changed.wake_all();
     Py_RETURN_NONE;

@@ -262,7 +262,7 @@ PyObject *allocator_places(PyObject *self, PyObject *) {
     return PyLong_FromSsize_t(places ? PyDict_GET_SIZE(places) : 0);
 }
 
-// _wake(): who waits for a message looks again whether the bus is open.
+// _wake(): threads that wait for a message check again whether the bus is open.
 PyObject *allocator_wake(PyObject *self, PyObject *) {
     as_allocator(self)->pool->waiting.wake_all();
     Py_RETURN_NONE;
@@ -303,7 +303,7 @@ PyType_Slot allocator_slots[] = {
 PyType_Spec allocator_spec = {"penstock._core.bus.Allocator", sizeof(AllocatorObject), 0,
                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, allocator_slots};
 
-// Where the draft goes is what it was taken from: a bus, a publisher, or an allocator (of one bus).
+// A draft is published where it was taken from: a bus, a publisher, or an allocator (of one bus).
 struct BusDraftOwner final : DraftOwner {
     PyObject *publish(PyObject *object, std::uint64_t token, std::int64_t size) override {
         auto *draft = reinterpret_cast<Draft *>(object);
@@ -346,7 +346,7 @@ struct BusDraftOwner final : DraftOwner {
     void let_go(std::uint64_t token) noexcept override { drop(reinterpret_cast<Header *>(token)); }
 } the_draft_owner;
 
-// Forgets where messages were taken that are back.
+// Forgets the allocation places of messages that were freed.
 void prune_places(AllocatorObject *allocator) {
     PyObject *kept = PyDict_New();
     for (Header *header : allocator->pool->list_out()) {
@@ -359,7 +359,7 @@ void prune_places(AllocatorObject *allocator) {
     Py_SETREF(allocator->places, kept);
 }
 
-// In debug mode: who took it. Out of line, for it costs a stack walk.
+// In debug mode: records who allocated it. Out of line, because it walks the stack.
 [[gnu::cold]] void note_place(AllocatorObject *allocator, Header *header) {
     if (static_cast<std::uint64_t>(PyDict_GET_SIZE(allocator->places)) > 2 * allocator->pool->out + 256)
         prune_places(allocator);
@@ -395,7 +395,7 @@ Header *allocate(AllocatorObject *allocator, std::uint16_t id, std::int64_t size
             if (!header && PyErr_Occurred()) break;
         }
         pool->waiting.leave(&sleeper);
-        pool->waiting.wake_first();  // with a message, as there may be more; without: what woke this one is for the next
+        pool->waiting.wake_first();  // with a message, because there may be more; without one, to pass the wake-up on
         Py_DECREF(reinterpret_cast<PyObject *>(allocator));
     }
     if (!header) ++pool->failed;

@@ -1,4 +1,4 @@
-// The bus's Python type: what its methods do beside delivery, which is dispatch.cpp's.
+// The bus's Python type: all methods except delivery, which is in dispatch.cpp.
 #include <Python.h>
 #include <structmember.h>
 
@@ -18,8 +18,8 @@ namespace {
 BusObject *as_bus(PyObject *self) { return reinterpret_cast<BusObject *>(self); }
 PyObject *as_object(BusObject *self) { return reinterpret_cast<PyObject *>(self); }
 
-// _serve(reference): the bus's own thread, with a weak reference to it. Returns when the bus stops and all is delivered, or
-// when nobody holds it any more: while it sleeps it does not.
+// _serve(reference): the bus's own thread, with a weak reference to it. Returns when the bus stops and all is
+// delivered, or when the bus was garbage-collected: while it sleeps, this thread holds no reference to it.
 PyObject *bus_serve(PyObject *, PyObject *reference) {
     while (true) {
         PyObject *object = PyObject_CallNoArgs(reference);
@@ -163,7 +163,7 @@ void remove_all(BusObject *bus, bool finished) {
 }
 
 int bus_clear(PyObject *object) {
-    Py_INCREF(object);  // subscribers hold it, and are about to let go
+    Py_INCREF(object);  // subscribers hold references to it and are about to drop them
     remove_all(as_bus(object), false);
     Py_DECREF(object);
     return 0;
@@ -286,7 +286,7 @@ PyObject *bus_add_method(PyObject *object, PyObject *subscriber) {
     return Py_NewRef(subscriber);
 }
 
-// _keep(id, messages, age_ns, bytes): a history for who joins later.
+// _keep(id, messages, age_ns, bytes): keeps a history for later subscribers.
 PyObject *bus_keep_method(PyObject *object, PyObject *arguments) {
     int id;
     unsigned long long most, bytes;
@@ -396,7 +396,7 @@ PyObject *bus_stop(PyObject *object, PyObject *discard) {
     Py_RETURN_TRUE;
 }
 
-// _finish(): the subscribers go; what they hold can still be read.
+// _finish(): removes the subscribers; what they hold can still be read.
 PyObject *bus_finish(PyObject *object, PyObject *) {
     discard_pending(as_bus(object));
     remove_all(as_bus(object), true);
@@ -408,7 +408,8 @@ PyObject *bus_finish(PyObject *object, PyObject *) {
 PyObject *bus_subscribers(PyObject *object, PyObject *) {
     const auto &all = as_bus(object)->subscribers;
     PyObject *list = PyList_New(0);
-    for (std::size_t i = 0; list && i < all.size(); ++i)  // appending makes no object: nobody comes or goes meanwhile
+    // appending creates no object, so no Python code runs and the list cannot change
+    for (std::size_t i = 0; list && i < all.size(); ++i)
         if (!dying(all[i]) && PyList_Append(list, reinterpret_cast<PyObject *>(all[i])) != 0) Py_CLEAR(list);
     return list;
 }
@@ -435,7 +436,7 @@ PyObject *get_in_use(PyObject *self, void *) {
     return PyLong_FromUnsignedLongLong(as_bus(self)->heap ? as_bus(self)->heap->out : 0);
 }
 PyObject *get_serving(PyObject *self, void *) { return PyBool_FromLong(as_bus(self)->drainer != 0); }
-// Whether somebody waits for room in the queue of a subscriber.
+// Whether a publisher waits for room in the queue of a subscriber.
 PyObject *get_waits(PyObject *self, void *) {
     for (SubscriberObject *subscriber : as_bus(self)->subscribers)
         if (subscriber->writers.head) Py_RETURN_TRUE;
@@ -451,7 +452,7 @@ int set_scheduled(PyObject *self, PyObject *value, void *) {
 PyObject *get_here(PyObject *self, void *) {
     return PyBool_FromLong(as_bus(self)->drainer == PyThread_get_thread_ident() || frame_of(as_bus(self)));
 }
-// In a forked child: nobody sleeps, serves or dispatches but this thread.
+// In a forked child: only this thread exists, so nothing else sleeps, serves or dispatches.
 PyObject *bus_forked(PyObject *object, PyObject *) {
     BusObject *bus = as_bus(object);
     bus->drainers.forget();

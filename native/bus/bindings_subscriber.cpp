@@ -1,4 +1,5 @@
-// Subscribers: callback, queue and fifo. What a subscriber has matched is counted before it is called or queued.
+// Subscribers: callback, queue and fifo. A message counts as matched before the handler is called or the message
+// queued.
 #include <Python.h>
 #include <structmember.h>
 #include <sys/eventfd.h>
@@ -182,7 +183,8 @@ PyObject *subscriber_read_many(PyObject *object, PyObject *const *arguments, Py_
     int found = wait_for_message(self, deadline, poll);
     if (found < 0) return nullptr;
     Py_ssize_t there = static_cast<Py_ssize_t>(self->ring.size());
-    // A list of the collector may run finalisers that read too: so it is filled afterwards, by what is there then.
+    // Creating a list may run the garbage collector, whose finalisers may read too: so it is filled afterwards, with
+    // what is there then.
     PyObject *list = PyList_New(most < there ? most : there);
     if (!list) return nullptr;
     Py_ssize_t filled = 0, size = PyList_GET_SIZE(list);
@@ -211,7 +213,7 @@ PyObject *subscriber_wait(PyObject *object, PyObject *const *arguments, Py_ssize
     bool poll;
     if (!check_readable(self) || !one_timeout(arguments, count, names, 0, &deadline, &poll)) return nullptr;
     int found = wait_for_message(self, deadline, poll);
-    if (found > 0) wake_reader(self);  // the message stays there: the next one who waits for it may have it
+    if (found > 0) wake_reader(self);  // the message stays in the queue: wake the next thread that waits for it
     return found < 0 ? nullptr : PyBool_FromLong(found);
 }
 
@@ -221,7 +223,8 @@ PyObject *subscriber_handle_queued(PyObject *object, PyObject *const *arguments,
     bool poll;
     if (!check_readable(self) || !one_timeout(arguments, count, names, 0, &deadline, &poll)) return nullptr;
     while (true) {
-        // Taken before the message is: others may unset it while this one waits, and then nothing is to be lost.
+        // Read before the message is taken: another thread may unset the handler during the wait, and no message may be
+        // lost then.
         PyObject *handler = Py_XNewRef(self->handler);
         if (!handler)
             return raise_error("StateError", "subscriber %R has no handler; give it one, or read() from it", self->name);
@@ -368,7 +371,7 @@ PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ss
 PyObject *subscriber_close(PyObject *object, PyObject *) {
     SubscriberObject *self = as_subscriber(object);
     if (self->closed) Py_RETURN_NONE;
-    // A fifo hands what it holds to the next ones, so it leaves the bus with its messages still in the queue.
+    // A fifo passes its messages on to the next ones, so it leaves the bus with its messages still in the queue.
     leave_bus(self);
     self->closed = true;
     const std::size_t discarded = discard(self);

@@ -1,4 +1,4 @@
-// Calling what a subscriber's user gave: handlers and predicates, and what becomes of one that raises.
+// Calls the handlers and predicates of subscribers, and handles their exceptions.
 #include <Python.h>
 
 #include "bus/objects.hpp"
@@ -10,7 +10,7 @@ namespace {
 
 PyObject *as_object(SubscriberObject *self) { return reinterpret_cast<PyObject *>(self); }
 
-// Counts a raising handler and tells its subscriber. False, with the error set, where it is not an Exception.
+// Counts an exception of a handler and reports it to the subscriber. False, with the error set, if it is no Exception.
 [[gnu::cold, gnu::noinline]] bool failed(SubscriberObject *self, PyObject *message) {
     self->counters->errors.add();
     if (!PyErr_ExceptionMatches(PyExc_Exception)) return false;

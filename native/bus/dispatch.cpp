@@ -1,8 +1,8 @@
-// Delivery: routes by id, dispatch along them, the ways of publishing, who is on the bus.
+// Delivery: routes by id, dispatch along them, the ways of publishing, joining and leaving.
 //
-// A route is the list of subscribers of one id in order of delivery. It is made when the id is first published after a
-// change and dropped at the next change, so a publish looks at those subscribers alone. A dispatch under way keeps the
-// route it began with; who is removed meanwhile is struck from it. All of it with the GIL held.
+// A route is the list of subscribers of one id in order of delivery. It is built when the id is first published after a
+// change and dropped at the next change, so a publish visits only those subscribers. A running dispatch keeps the route
+// that it began with; a subscriber that is removed meanwhile is struck from it. All of it with the GIL held.
 #include <Python.h>
 
 #include <algorithm>
@@ -92,7 +92,7 @@ Route *build_route(BusObject *bus, IdState *state, std::uint16_t id) {
     return route;
 }
 
-// The first thing that went wrong is what the publisher is told; later ones are notes of it.
+// The publisher gets the first error; later ones are added to it as notes.
 void keep_error(Frame *frame) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -115,7 +115,7 @@ void keep_error(Frame *frame) {
 }
 
 [[gnu::cold, gnu::noinline]] void tell_timeout(Frame *frame, PyObject *name, std::int64_t waited_ns) {
-    if (frame->bus->queued) return;  // a bus thread has nobody to tell; it was counted
+    if (frame->bus->queued) return;  // in a bus thread there is no caller to raise it to; it was counted
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(waited_ns / 1'000'000) / 1e3);
     PyErr_Format(PyExc_TimeoutError,
@@ -153,10 +153,12 @@ void forget_oldest(History *history) {
     drop(oldest);
 }
 
-// Where the route of a message is chosen: who joins before it is on the route, who joins after it finds it here.
+// Called where the route of a message is chosen: a subscriber that joins before is on the route, one that joins later
+// finds the message here.
 void keep(IdState *state, Header *header) {
     History *history = state->history;
-    if (!history || header->flags & flag_external || !history->ring.push(header)) return;  // memory of the user is his
+    // memory that belongs to the user is not kept
+    if (!history || header->flags & flag_external || !history->ring.push(header)) return;
     acquire(header);
     history->bytes += header->size;
     while (history->ring.size() > 1 &&
@@ -206,7 +208,7 @@ void dispatch(Frame *frame, Header *header) {
             Py_DECREF(reinterpret_cast<PyObject *>(subscriber));
             if (!untouched(message)) Py_CLEAR(message);
         } else {
-            bool last = subscriber->kind == Kind::fifo;  // it goes on from there to the next fifo subscriber
+            bool last = subscriber->kind == Kind::fifo;  // from there it is passed on to the next fifo subscriber
             subscriber->counters->matched.add();
             acquire(header);
             push_to(frame, subscriber, Item::of(header));
@@ -219,7 +221,7 @@ void dispatch(Frame *frame, Header *header) {
     drop(header);
 }
 
-// Delivers what is pending on this frame; the error to tell is raised.
+// Delivers what is pending on this frame; raises the frame's error.
 bool finish(Frame *frame) {
     while (!frame->pending.empty()) dispatch(frame, frame->pending.pop());
     leave(frame);
@@ -231,16 +233,16 @@ bool finish(Frame *frame) {
 
 bool schedule(BusObject *bus) {
     if (bus->drainers.head) {
-        if (!std::exchange(bus->held, true)) Py_INCREF(as_object(bus));  // whoever delivers gives it back
+        if (!std::exchange(bus->held, true)) Py_INCREF(as_object(bus));  // the delivering thread drops it
         bus->drainers.wake_first();
     }
     if (bus->scheduled) return true;
-    bus->scheduled = true;  // first, so that a signal handler in the midst of it does not do it again
+    bus->scheduled = true;  // set first, so that a signal handler does not schedule it a second time
     if (!std::exchange(bus->held, true)) Py_INCREF(as_object(bus));
     PyObject *done = PyObject_CallMethod(as_object(bus), "_schedule", nullptr);
     if (!done) {
         bus->scheduled = false;
-        give_hold(bus);  // not the last one: the caller has one
+        give_hold(bus);  // not the last reference: the caller has one
         return false;
     }
     Py_DECREF(done);
@@ -252,7 +254,7 @@ bool is_full(const BusObject *bus, const Header *header) {
     return !bus->pending.empty() && bus->pending_bytes + sizeof(Header) + header->size > bus->pending_most_bytes;
 }
 
-// Nobody said what is to be dropped or waited for: who publishes is told, with whom the bus waits for.
+// No overflow policy was given: raise an error for the publisher that says which subscriber the bus waits for.
 [[gnu::cold]] void raise_pending_full(BusObject *bus) {
     PyObject *stuck = nullptr;
     for (SubscriberObject *subscriber : bus->subscribers)
@@ -266,13 +268,13 @@ bool is_full(const BusObject *bus, const Header *header) {
     Py_DECREF(who);
 }
 
-// Room in a bounded publish queue. 1 there is; 0 the message is to be dropped; -1 an error is set.
+// Room in a bounded publish queue. 1: there is; 0: the message must be dropped; -1: an error is set.
 int wait_for_pending_room(BusObject *bus, Header *header) {
     if (!bus->pending_capacity) {
         raise_pending_full(bus);
         return -1;
     }
-    // Who delivers cannot wait for itself, nor can a signal handler that interrupted a publish of this thread.
+    // The delivering thread cannot wait for itself, nor can a signal handler that interrupted a publish of this thread.
     if (bus->drainer == PyThread_get_thread_ident() || frame_of(bus)) return 1;
     if (bus->pending_full == Full::drop_newest) return 0;
     if (bus->pending_full == Full::drop_oldest) {
@@ -315,7 +317,7 @@ int wait_for_pending_room(BusObject *bus, Header *header) {
     }
     bus->room.leave(&sleeper);
     leave(&frame);
-    // Woken, perhaps, but leaving without it: the room is for the next one.
+    // It may have been woken, but leaves without using the room: wake the next one.
     if (result < 0 && !is_full(bus, header)) bus->room.wake_first();
     return result;
 }
@@ -346,7 +348,7 @@ std::uint64_t publish_queued(BusObject *bus, IdState *state, Header *header, boo
             bus->counters->matched.add();
             bus->counters->drop(DropReason::overflow);
             drop(header);
-            return ++state->ordinal;  // the gap shows the drop
+            return ++state->ordinal;  // the gap in the ordinals shows the drop
         }
     }
     std::uint64_t ordinal = ++state->ordinal;
@@ -380,7 +382,7 @@ std::size_t drain(BusObject *bus, Frame *frame, std::size_t most) {
         Header *header = take_pending(bus);
         bus->counters->depth.set(bus->pending.size());
         if (bus->room.head) bus->room.wake_first();
-        const std::uint64_t size = header->size;  // `dispatch` gives the message back
+        const std::uint64_t size = header->size;  // read before `dispatch`, which drops the message
         dispatch(frame, header);
         bus->counters->delivered.add();
         bus->counters->bytes.add(size);
@@ -404,7 +406,7 @@ bool before(const SubscriberObject *a, const SubscriberObject *b) {
     return a->order < b->order;
 }
 
-// Headers of a list that wait to be handed out together: no Python code runs between the first and the last of them.
+// Headers of a list that are gathered and then delivered together: no Python code runs between the first and the last.
 struct Gathered {
     static constexpr std::size_t most = 128;
     Header *headers[most];
@@ -417,7 +419,7 @@ SubscriberObject *only_queue(Route *route) {
     return subscriber && subscriber->kind == Kind::queue && !subscriber->predicate ? subscriber : nullptr;
 }
 
-// Publishes what was gathered; how many. After an error the rest is given back unpublished.
+// Publishes what was gathered; returns how many. After an error the rest is dropped unpublished.
 std::size_t hand_out(Frame *frame, IdState *state, Gathered *gathered, std::int64_t now_ns) {
     const std::size_t count = std::exchange(gathered->count, 0);
     SubscriberObject *queue = count > 1 ? only_queue(state->route) : nullptr;
@@ -457,7 +459,7 @@ PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObjec
     if (!iterator) return nullptr;
     bool direct = !bus->queued && !frame_of(bus);
     const std::int64_t now_ns = wall_ns();
-    constexpr std::uint32_t small = 4096;  // larger ones are not kept back while others are copied
+    constexpr std::uint32_t small = 4096;  // larger ones are published at once, not gathered
     std::size_t taken = 0, count = 0;
     std::uint64_t bytes = 0;
     Frame frame{bus};
@@ -567,7 +569,8 @@ bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Term
     bus->counters->delivered.add();
     bus->counters->bytes.add(static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size));
     if (!route->count) return true;
-    // Who waits here already (a signal handler interrupted him, or his predicate publishes) must not wait for himself.
+    // A thread that already waits here (a signal handler interrupted it, or its predicate publishes) must not wait for
+    // itself.
     const double first_timeout = thread_frames && frame_of(bus) ? 0 : own_timeout;
     Frame frame{bus};
     enter(&frame);
@@ -579,7 +582,7 @@ bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Term
         double timeout = first_timeout;
         if (terms) {
             const Terms::Answer answer = terms->ask(subscriber, message, &timeout);
-            if (!(subscriber = route->entries[i])) continue;  // it went while it was asked for
+            if (!(subscriber = route->entries[i])) continue;  // it was removed while its predicate ran
             if (answer != Terms::Answer::yes) {
                 const bool failed = answer == Terms::Answer::failed;
                 subscriber->counters->matched.add();
@@ -596,7 +599,7 @@ bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Term
     return finish(&frame);
 }
 
-// Its counts say on which bus it is: as BUS?subscriber=NAME, unless its own name begins with the bus.
+// Its counters get a name with its bus: BUS?subscriber=NAME, unless its own name begins with the bus.
 bool name_counts(BusObject *bus, SubscriberObject *subscriber) {
     const char *place = PyUnicode_AsUTF8(bus->name), *own = PyUnicode_AsUTF8(subscriber->name);
     if (!place || !own) return false;
@@ -656,11 +659,12 @@ bool bus_go_on(BusObject *bus, std::uint16_t id, std::uint64_t *ordinal) {
     IdState *state = state_of(bus, id);
     if (!state) return false;
     for (SubscriberObject *subscriber : bus->subscribers)
-        if (matches(subscriber, id) && state->ordinal) {  // it has seen some, and is not to see them again
+        if (matches(subscriber, id) && state->ordinal) {  // it has seen messages, and must not see their ordinals again
             *ordinal = state->ordinal = std::max(state->ordinal, *ordinal);
             return true;
         }
-    for (History *history = state->history; history && !history->ring.empty();) forget_oldest(history);
+    if (History *history = state->history)
+        while (!history->ring.empty()) forget_oldest(history);
     state->ordinal = *ordinal;
     return true;
 }

@@ -30,7 +30,7 @@ inline Header *header_of(PyObject *message) {
 }
 // A message over `header`, whose one reference it takes over; null with an error set, the reference then untouched.
 PyObject *wrap(Header *header, PyObject *channel);
-// Whether an object that was handed out is again as it was made, so that it can be handed to the next one.
+// Whether an object that was delivered is unchanged, so that it can be reused for the next message.
 inline bool untouched(PyObject *message) {
     auto *object = reinterpret_cast<BusMessage *>(message);
     return Py_REFCNT(message) == 1 && !object->base.released && !object->acquired;
@@ -85,12 +85,12 @@ Header *take_from_draft(Draft *draft);
 // ---- subscribers (their Python type: bindings_subscriber.cpp)
 
 // What a queue holds: one reference to a message, which becomes an object when it is read (so that the reading thread
-// makes and frees it in its own cache), or an object that a room above hands out.
+// creates and frees it in its own cache), or an object of a room above.
 class Item {
    public:
     static Item of(Header *header) { return Item(reinterpret_cast<std::uintptr_t>(header)); }
     static Item of(PyObject *object) { return Item(reinterpret_cast<std::uintptr_t>(object) | object_bit); }
-    Item forwarded() const { return Item(bits_ | forwarded_bit); }  // of a fifo: it was handed on already
+    Item forwarded() const { return Item(bits_ | forwarded_bit); }  // for a fifo: it was passed on already
 
     bool was_forwarded() const { return bits_ & forwarded_bit; }
     PyObject *object() const { return bits_ & object_bit ? reinterpret_cast<PyObject *>(pointer()) : nullptr; }
@@ -133,7 +133,7 @@ struct SubscriberObject {
     std::uint8_t priority, sorted_priority;  // as set; as it was when added
     bool closed, finished;  // closed by its owner; its bus was closed
     bool armed, signalled;  // the descriptor: to be written at the next message; was written
-    bool no_history;        // it begins with what comes
+    bool no_history;        // it begins with new messages
     bool interrupted;       // the next wait for a message ends at once
     int descriptor;
     std::int32_t max_public_id, max_peer_id, drop_above;
@@ -147,15 +147,16 @@ struct SubscriberObject {
 };
 extern PyTypeObject *subscriber_type;
 
-// Its last reference has gone, but what its class keeps is being dropped first, which may run anything: it is still on
-// its bus, and nobody may take a reference to it any more.
+// Its last reference is gone, but its attributes are being dropped first, which may run any code: it is still on its
+// bus,
+    // and nobody may take a new reference to it.
 inline bool dying(SubscriberObject *subscriber) { return Py_REFCNT(reinterpret_cast<PyObject *>(subscriber)) == 0; }
 
 struct Writer : Sleeper {
     SubscriberObject *subscriber = nullptr;  // null once that has gone
 };
 
-// Who delivers, asleep: it holds no reference to the bus meanwhile.
+// The delivering thread while it sleeps: it holds no reference to the bus meanwhile.
 struct Drainer : Sleeper {
     bool gone = false;  // the bus has
 };
@@ -184,15 +185,15 @@ PyObject *pop(SubscriberObject *subscriber, bool waited = false);
 Py_ssize_t take_all(SubscriberObject *subscriber, PyObject *list, bool waited);
 // 1: something is there; 0: the time is over; -1: an error is set (closed, or a signal handler raised).
 int wait_for_message(SubscriberObject *subscriber, Deadline deadline, bool poll);
-// What is queued is given back and counted as lost by closing; how many.
+// Drops what is queued and counts it as lost by closing; returns how many.
 std::size_t discard(SubscriberObject *subscriber);
-// So many messages went at once, with the handle that held them: their memory goes back to the system.
+// Called when many messages were freed at once with their handle: returns their memory to the system.
 void give_memory_back(std::size_t messages);
 PyObject *raise_closed(SubscriberObject *subscriber);  // null, with ClosedError set
 bool wake_reader(SubscriberObject *subscriber);         // whether there was one who slept
 void signal_descriptor(SubscriberObject *subscriber);
 void detach_wake(SubscriberObject *subscriber);
-// A fifo subscriber that leaves: what it holds goes on to the next ones now.
+// A fifo subscriber leaves: passes what it holds on to the next ones now.
 void forward_queued(BusObject *bus, SubscriberObject *subscriber);
 void forget_sleepers(SubscriberObject *subscriber);  // in a forked child
 
@@ -211,7 +212,7 @@ struct Route {
     std::uint32_t users, count;
     SubscriberObject *entries[];  // borrowed: null once removed (see bus_remove)
 };
-// The last messages of an id that are kept for who joins later, as far as all three bounds reach (the newest always).
+// The last messages of an id, kept for later subscribers within all three bounds (the newest always).
 struct History {
     Ring<Header *> ring;
     std::size_t most = 0;
@@ -225,14 +226,14 @@ struct IdState {
     std::int64_t timestamp_ns;
 };
 
-// One dispatch under way on one thread.
+// One running dispatch on one thread.
 struct Frame {
     BusObject *bus;
     Route *route = nullptr;
     Frame *next = nullptr, *previous = nullptr;  // of the bus
     Frame *outer = nullptr;                      // of the thread
     Ring<Header *> pending;                      // published by handlers meanwhile
-    PyObject *error = nullptr;                   // what the publisher is told at the end
+    PyObject *error = nullptr;                   // raised to the publisher at the end
 };
 
 struct BusObject {
@@ -242,9 +243,9 @@ struct BusObject {
     Counters *counters;
     HeapPool *heap;
     bool queued;     // a thread or executor delivers, not the caller
-    bool scheduled;  // somebody is delivering or was asked to
+    bool scheduled;  // a thread is delivering or was asked to
     bool closed, stopping;
-    bool held;       // by what is pending: a reference that the thread that delivers takes over
+    bool held;       // a reference held by the pending messages; the delivering thread takes it over
     unsigned long drainer;  // thread that delivers, 0: none
     std::vector<SubscriberObject *> subscribers;  // in order of delivery; callback ones are strong references
     std::uint64_t added, version;
@@ -253,7 +254,7 @@ struct BusObject {
     Ring<Header *> pending;
     std::size_t pending_capacity;  // in messages; 0: no bound
     std::uint64_t pending_bytes, pending_most_bytes;
-    double stuck_after;  // seconds after which a subscriber that is full is told of
+    double stuck_after;  // seconds after which a full subscriber is reported
     Full pending_full;
     double pending_timeout;
     SleeperList drainers, room, changed, flushers;
@@ -275,8 +276,8 @@ std::size_t drain(BusObject *bus, Frame *frame, std::size_t most);
 // Publishes a header, taking over one reference. The ordinal, or 0 with an error set. `committed` tells whether the
 // message went out even so (a time-out at one subscriber, Ctrl-C while waiting).
 std::uint64_t publish_header(BusObject *bus, Header *header, bool *committed, std::int64_t now_ns = 0);
-// What a room above says of each subscriber while a message of its own is handed out. `timeout` may be changed: how long
-// to wait for room, in seconds. failed: the error was told already.
+// What a room above decides for each subscriber while one of its messages is delivered. It may change `timeout`: how
+// long to wait for room, in seconds. failed: the error was reported already.
 struct Terms {
     enum class Answer { yes, no, failed };
     virtual Answer ask(SubscriberObject *subscriber, PyObject *message, double *timeout) = 0;
@@ -284,20 +285,21 @@ struct Terms {
    protected:
     ~Terms() = default;
 };
-// Hands `message`, an object of a room above whose token is a header, by reference to the queue subscribers of `id`, in
-// the caller's thread. False, with an error set, where one of them stayed full; the others have it.
+// Delivers `message`, an object of a room above whose token is a header, by reference to the queue subscribers of `id`,
+// in the caller's thread. False, with an error set, if one of them stayed full; the others have got it.
 bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Terms *terms);
 bool bus_add(BusObject *bus, SubscriberObject *subscriber);
-// From now on so much of the id is kept; never less than before. False with an error set.
+// Sets how much of the id is kept from now on; never less than before. False with an error set.
 bool bus_keep(BusObject *bus, std::uint16_t id, std::size_t most, std::int64_t age_ns, std::uint64_t bytes);
 // The id's next message has the ordinal after this one; a greater one where subscribers have seen that. False with an error set.
 bool bus_go_on(BusObject *bus, std::uint16_t id, std::uint64_t *ordinal);
 void drop_history(IdState *state);
-// What is kept of the id goes to a queue subscriber that joins: all whose dispatch has begun. The others will reach it.
+// Gives the kept messages of the id to a queue subscriber that joins: those whose dispatch has begun. The others will
+// reach it anyway.
 void replay(BusObject *bus, SubscriberObject *subscriber, std::uint16_t id);
 void bus_remove(BusObject *bus, SubscriberObject *subscriber);
 void bus_subscriptions_changed(BusObject *bus, std::int32_t id);  // negative: all ids
-// Hands an item (taken over) that `subscriber` is done with or cannot take to the next fifo subscriber.
+// Passes an item (taken over) that `subscriber` has finished or cannot take to the next fifo subscriber.
 void forward(BusObject *bus, SubscriberObject *subscriber, Item item);
 bool check_set_up(BusObject *bus);
 bool check_bus_open(BusObject *bus);
@@ -326,7 +328,7 @@ struct PublisherObject {
     bool closed;
 };
 extern PyTypeObject *publisher_type;
-// While a publisher publishes, in this thread: closed by another one, or out of time, what it waits for is over.
+// Marks that a publisher publishes in this thread: its waits end when another thread closes it, or its time is over.
 class Publishing {
    public:
     explicit Publishing(PublisherObject *publisher, Deadline deadline = {}) noexcept;
@@ -341,7 +343,7 @@ class Publishing {
     Deadline deadline_;
     Publishing *outer_;
 };
-// Whether publishing this id now would have to wait; false with an error set where that cannot be told.
+// Whether publishing this id now would have to wait; false with an error set if that is not known.
 bool would_wait(BusObject *bus, std::uint16_t id);
 // The header of a copy of `data`, ready to publish; null with an error set.
 Header *allocate_heap(BusObject *bus, std::uint16_t id, std::int64_t size);

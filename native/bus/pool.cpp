@@ -18,7 +18,8 @@ SlabPool *SlabPool::make(std::uint32_t block_bytes, std::uint32_t count) noexcep
         delete pool;
         return nullptr;
     }
-    std::memset(pool->memory_, 0, pool->stride_ * count);  // a draft that is not filled shows no memory of the program
+    // a draft that is not filled must not show the program's memory
+    std::memset(pool->memory_, 0, pool->stride_ * count);
     for (std::uint32_t i = count; i-- > 0;) {
         Header *header = pool->block(i);
         header->capacity = block_bytes;

@@ -3,7 +3,7 @@
 // Rules
 //   - take gives a header with one reference, or null when there is none now; drop gives one reference back, and the last
 //     one gives the memory back.
-//   - A pool whose handle has gone lives on until its last message is back (abandon).
+//   - A pool whose handle is gone lives until its last message was freed (abandon).
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct Pool {
     std::uint8_t id = no_allocator_id;
     std::uint8_t extra_flags = 0;
     bool abandoned = false;
-    SleeperList waiting;  // who wants a message and found none
+    SleeperList waiting;  // threads that wait for a message
 
     virtual ~Pool() = default;
     // The largest payload a message can have.
@@ -94,7 +94,7 @@ class SlabPool final : public Pool {
     std::uint32_t block_bytes_ = 0, count_ = 0;
 };
 
-// The heap, with the small blocks that came back kept for the next ones.
+// The heap; freed small blocks are kept for reuse.
 class HeapPool final : public Pool {
    public:
     HeapPool(std::uint32_t most_bytes, std::uint64_t most_messages) noexcept

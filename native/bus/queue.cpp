@@ -34,7 +34,7 @@ void signal_descriptor(SubscriberObject *self) {
 }
 
 void enqueue(SubscriberObject *self, Item item) {
-    if (!self->ring.push(item)) {  // out of memory: told as a drop rather than by ending the process
+    if (!self->ring.push(item)) {  // out of memory: counted as a drop instead of ending the process
         self->counters->drop(DropReason::error);
         item.give_back();
         return;
@@ -63,7 +63,7 @@ Pushed drop_old(SubscriberObject *self, Item item) {
     return Pushed::queued;
 }
 
-// It has been full for long: its class tells of it, and its counts do. It may run anything.
+// It has been full for long: report it through its class and its counters. This may run any code.
 [[gnu::cold]] void tell_stuck(SubscriberObject *self, double seconds) {
     if (dying(self)) return;
     Py_INCREF(reinterpret_cast<PyObject *>(self));
@@ -120,7 +120,7 @@ Pushed wait_for_room(SubscriberObject *self, Item item, double timeout) {
         const bool earlier = tell.at_ns != Deadline::never &&
                              (deadline.at_ns == Deadline::never || tell.at_ns < deadline.at_ns);
         bool fine = sleep_without_gil(&writer, earlier ? tell : deadline);
-        if (!writer.subscriber) {  // nobody can read it any more, nor count it
+        if (!writer.subscriber) {  // the subscriber is gone: nobody can read or count it
             item.give_back();
             return fine ? Pushed::dropped : Pushed::failed;
         }
@@ -133,7 +133,8 @@ Pushed wait_for_room(SubscriberObject *self, Item item, double timeout) {
     if (told) counters_state(self->counters, "");
     self->writers.leave(&writer);
     if (self->ring.size() < self->capacity) self->writers.wake_first();
-    if (result != Pushed::queued) item.give_back();  // last: it may run anything, and the subscriber may go by that
+    // last, because this may run any code, which may destroy the subscriber
+    if (result != Pushed::queued) item.give_back();
     return result;
 }
 
@@ -163,12 +164,12 @@ void push_many(SubscriberObject *self, Header *const *headers, std::size_t count
     self->counters->matched.add(count);
     self->counters->depth.set(self->ring.size());
     for (std::size_t i = 0; i < count && (self->readers.head || self->armed); ++i)
-        if (!wake_reader(self)) break;  // one for each message, as far as there are any
+        if (!wake_reader(self)) break;  // at most one sleeping reader per message
 }
 
 void forward_queued(BusObject *bus, SubscriberObject *self) {
     if (self->kind != Kind::fifo) return;
-    // All are taken first: a drop further on may run a callback, and that may read from this very queue.
+    // Take all of them first: dropping one may run a callback that reads from this queue.
     Ring<Header *> leaving;
     for (std::size_t i = 0; i < self->ring.size(); ++i) {
         Item item = self->ring.at(i);
@@ -179,7 +180,7 @@ void forward_queued(BusObject *bus, SubscriberObject *self) {
     while (!leaving.empty()) forward(bus, self, Item::of(leaving.pop()));
 }
 
-// What is queued is given back; counted where somebody can still read the count.
+// Drops what is queued; counted if somebody can still read the count.
 std::size_t discard(SubscriberObject *self) {
     std::size_t count = 0;
     while (!self->ring.empty()) {
@@ -210,7 +211,7 @@ void pass_on(BusObject *bus, SubscriberObject *self, Header *header) {
     forward(bus, self, Item::of(header));
 }
 
-// Nothing there: from now on the descriptor tells.
+// Nothing is there: arm the descriptor.
 void arm(SubscriberObject *self) {
     if (self->descriptor < 0 || self->closed || self->finished) return;
     if (self->signalled) {
@@ -224,9 +225,9 @@ void arm(SubscriberObject *self) {
 
 }  // namespace
 
-// The next message, or null when there is none (or, with an error set, no memory for its object). A fifo's message goes on
-// to the next one first, and only then is its predicate asked: handing on runs no Python code, so nothing can come between
-// and change the order.
+// The next message, or null when there is none (or, with an error set, no memory for its object). A fifo's message is
+// passed on to the next one first, and only then is its predicate called: passing on runs no Python code, so nothing
+// can change the order in between.
 PyObject *pop(SubscriberObject *self, bool waited) {
     while (!self->ring.empty()) {
         Item item = self->ring.pop();
@@ -325,7 +326,7 @@ int wait_for_message(SubscriberObject *self, Deadline deadline, bool poll) {
         }
     }
     self->readers.leave(&sleeper);
-    // Woken but leaving without it: what is there is for the next one.
+    // It was woken but leaves without the message: wake the next reader.
     if (result < 0 && !self->ring.empty() && !self->closed) wake_reader(self);
     if (result == 0) arm(self);
     return result;

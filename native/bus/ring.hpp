@@ -1,4 +1,4 @@
-// A queue of pointers that grows by doubling and never shrinks; the bound on it is its user's.
+// A queue of pointers that grows by doubling and never shrinks; its user bounds it.
 #pragma once
 
 #include <cstddef>

@@ -3,7 +3,7 @@
 // Rules
 //   - Lists are touched under the guard only; a sleeper joins a list under the guard, then sleeps without it. A waker
 //     under the guard sees exactly who sleeps, so nobody is woken needlessly and no wake is lost.
-//   - A woken sleeper stays on the list until it leaves by itself: who comes later cannot overtake it.
+//   - A woken sleeper stays on the list until it leaves by itself, so that a later one cannot overtake it.
 #pragma once
 
 #include <linux/futex.h>

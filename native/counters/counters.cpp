@@ -62,7 +62,7 @@ std::uint64_t hash_of(std::string_view text) {
     return hash ? hash : 1;
 }
 
-// Keeps the beginning and the end of a name that has no room: the one says which reach, the other which channel.
+// Keeps the beginning and the end of a name that is too long: the beginning shows the reach, the end the channel.
 void copy_name(Counters &block, std::string_view name) {
     constexpr std::string_view cut = "\u2026";
     constexpr std::size_t room = sizeof block.name - 1 - cut.size();
@@ -223,8 +223,8 @@ MemberRecord member_of(const Counters &block) {
     return record;
 }
 
-// What a dead process's page tells of its handles. Those of shared memory are left to their channels, which know more;
-// those of buses come last, for a gateway has many inside.
+// The handles of a dead process, from its page. Shared memory is left out: its channels know more. Buses come last,
+// because a gateway has many of them inside.
 void note_dead_page(const std::string &path) {
     with_page(path, [](const PageHeader &header, const Page &page) {
         Dead dead{header.pid, read_text(header.program, sizeof header.program), {}};

@@ -11,8 +11,8 @@
 //   64  1088   zero
 //   1152       blocks (struct Counters)
 //
-// A name is an identity, so it is never a cut text: one that has no room is kept as its beginning and its end, for
-// people, and as a hash of all of it, by which two of them differ.
+// A name identifies a handle, so it is never simply truncated: of one that is too long, the beginning and the end are
+// kept for display, and a hash of all of it, so that two such names differ.
 //
 // Rules: take and give may be called by any thread. A counter has one writer at a time (its handle, under whatever the
 // handle is guarded by), so it is counted with a plain load and store; use add_shared where several threads write.
@@ -61,7 +61,7 @@ struct Count {
 
 // One handle. in_flight follows from the ledger's equation, so it is not kept; depth is what the handle itself holds.
 struct alignas(64) Counters {
-    std::atomic<std::uint64_t> used;  // 0 free, else the number of the taking
+    std::atomic<std::uint64_t> used;  // 0: free, else a number that is new each time the block is taken
     std::uint64_t opened_ns;          // realtime
     Count matched, delivered, bytes, expired, redelivered, errors;
     Count dropped[drop_reason_count];
@@ -71,7 +71,7 @@ struct alignas(64) Counters {
     Count last_ns;     // realtime of the last message
     Count latency_ns;  // of the last message that was measured: from its timestamp to its delivery
     Count lag;         // messages behind the end of what is stored
-    Count position;    // of a reader of what is stored: where it goes on
+    Count position;    // of a reader of stored messages: where it continues
     Count latency_sum_ns;  // of all that were measured
     Count latency_counts[latency_bucket_count];
     char room[16];
@@ -81,11 +81,11 @@ struct alignas(64) Counters {
     char state[96];  // a short text for the user: "connected", "stuck in receive"
 
     void drop(DropReason reason, std::uint64_t n = 1) noexcept { dropped[static_cast<std::size_t>(reason)].add(n); }
-    // A message is handed to its reader now. The clock is read, so this is for a reader that has just waited, and for
-    // one message in measured_every of a stream; never for the side that publishes.
+    // Records the latency of a message that is delivered now. This reads the clock, so it is called for a reader that
+    // has just waited, and for one message in measured_every of a stream; never by a publisher.
     void measure(std::int64_t timestamp_ns) noexcept;
-    // A reader takes something now: last_ns, to a few milliseconds. The coarse clock costs a fifth of the exact one, so
-    // this is for every read; of a batch once.
+    // Sets last_ns, to within a few milliseconds, when a reader reads: the coarse clock costs a fifth of the exact one.
+    // Called at every read, for a batch once.
     void note_read() noexcept;
     void note_latency(std::uint64_t nanoseconds) noexcept {
         latency_ns.set(nanoseconds);
@@ -108,13 +108,13 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 // A zeroed block. Where no shared page can be made (no such file system, no space) it is private memory: counting goes
 // on, but other processes do not see it. Never null.
 Counters *counters_take(std::string_view room, std::string_view kind, std::string_view name);
-// From now on what this thread takes is of that kind, whatever it says itself; an empty one ends that. For those who look
-// at messages and are no part of the program, so that nobody counts them among its readers.
+// From now on every block that this thread takes has this kind, whatever the caller says; an empty kind ends that. For
+// viewers that only look at messages, so that they do not count as readers of the program.
 void counters_kind(std::string_view kind);
-// Its handle belongs to something else from now on. To readers it is a new block, with the counts of the old one.
+// Renames the block of a handle. Readers of the page see a new block, with the counts of the old one.
 void counters_rename(Counters *counters, std::string_view name);
 void counters_give(Counters *counters) noexcept;
-// Takes this process's pages away, as its end does.
+// Removes this process's pages, as its end does.
 void counters_end() noexcept;
 void counters_state(Counters *counters, std::string_view text) noexcept;
 // A name as readers get it: itself, or, where it is too long, its beginning, its end and its hash.
@@ -138,12 +138,12 @@ struct CountersCopy {
 // Every block in use in every live process whose page may be read; pages of dead processes are removed on the way.
 std::vector<CountersCopy> counters_read();
 CountersCopy counters_copy(const Counters *counters);
-// Removes the files of dead processes; what their pages tell is written down before (platform/deaths.hpp).
+// Removes the files of dead processes, after recording what their pages say (platform/deaths.hpp).
 void counters_sweep();
-// Writes down what the pages of dead processes tell; removes nothing.
+// Records what the pages of dead processes say; removes nothing.
 void counters_look_for_deaths();
 
-// Where pages are: the shared directory; empty when there is none that can be written.
+// The directory of the pages (the shared directory); empty if none can be written.
 std::string counters_directory();
 
 }  // namespace penstock

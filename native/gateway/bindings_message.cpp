@@ -20,8 +20,8 @@ constexpr std::size_t copied_frame_bytes = 65536;
 
 Message *as_message(PyObject *self) { return reinterpret_cast<Message *>(self); }
 
-// What one message keeps: whoever lends the content (bytes or another message), or null where it was copied, and the
-// bytes made for it, which stand behind this struct.
+// What one message keeps alive: the object that lends the content (bytes or another message), or null if it was copied,
+// and the bytes made for it, which follow this struct.
 struct Block final : Owner {
     bus::Header header{};
     Py_buffer content{};
@@ -46,15 +46,15 @@ struct Block final : Owner {
 // Bytes that may be lent instead of copied: nothing else can change them.
 bool may_lend(PyObject *object) { return PyBytes_CheckExact(object) || message_check(object); }
 
-// Whom the message is lent by, or null: it holds its content itself, or has it from something that is no gateway message.
+// The gateway message that lends this one its content, or null: it owns its content, or has it from another object.
 PyObject *lender_of(PyObject *message) {
     const auto *block = static_cast<Block *>(as_message(message)->owner);
     PyObject *lender = block ? block->content.obj : nullptr;
     return lender && PyObject_TypeCheck(lender, message_type) ? lender : nullptr;
 }
 
-// Who has the content of `object` for its own. A message that is published again and again (in a ring, say) borrows
-// from the first one; a chain of messages that hold each other would grow without end.
+// The object that owns the content of `object`. A message that is published again and again (in a ring of modules)
+// borrows from the first one; a chain of messages that hold each other would grow without end.
 PyObject *content_holder(PyObject *object) {
     if (!PyObject_TypeCheck(object, message_type)) return object;
     while (PyObject *lender = lender_of(object)) object = lender;
@@ -291,7 +291,8 @@ PyObject *to_frames(PyObject *, PyObject *messages) {
     return Py_BuildValue("(Nn)", list, largest);
 }
 
-// The messages of frames; what is no whole frame stands in the list as it came. And whether all of them were frames.
+// The messages of frames; what is no complete frame stays in the list unchanged. Also returns whether all of them were
+// frames.
 PyObject *from_frames(PyObject *type, PyObject *frames) {
     PyObject *iterator = PyObject_GetIter(frames);
     if (!iterator) return nullptr;
@@ -300,7 +301,7 @@ PyObject *from_frames(PyObject *type, PyObject *frames) {
     while (PyObject *data = list ? PyIter_Next(iterator) : nullptr) {
         PyObject *message = from_frame(type, data);
         if (!message && !PyErr_ExceptionMatches(PyExc_MemoryError)) {
-            PyErr_Clear();  // whoever looks at it alone is told what it is
+            PyErr_Clear();  // decoding it alone raises the error
             whole = false;
             message = Py_NewRef(data);
         }

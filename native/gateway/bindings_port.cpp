@@ -15,7 +15,7 @@ namespace {
 
 PortObject *as_port(PyObject *self) { return reinterpret_cast<PortObject *>(self); }
 
-// What the rules say of each sink while one message is handed out.
+// Applies the rules to each sink while one message is delivered.
 struct LinkTerms final : bus::Terms {
     PortObject *port;
     PyObject *rules;  // held: they may be replaced while a predicate runs
@@ -38,7 +38,7 @@ struct LinkTerms final : bus::Terms {
         return yes < 0 ? tell() : yes ? Answer::yes : Answer::no;
     }
 
-    // The link's own counts, read by who looks at them: a bytearray of two numbers, messages and bytes.
+    // The link's own counts, which the flow reads: a bytearray of two numbers, messages and bytes.
     static void count_refusal(PyObject *rule, PyObject *message) {
         std::uint64_t numbers[2];
         PyObject *count = PyTuple_GET_SIZE(rule) > 2 ? PyTuple_GET_ITEM(rule, 2) : Py_None;
@@ -49,7 +49,7 @@ struct LinkTerms final : bus::Terms {
         std::memcpy(PyByteArray_AS_STRING(count), numbers, sizeof numbers);
     }
 
-    // A predicate that raises costs its own link the message and nobody else anything.
+    // A predicate that raises costs only its own link the message.
     Answer tell() {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
@@ -114,7 +114,7 @@ PyObject *port_publish(PyObject *object, PyObject *message) {
 
 RouterObject *as_router(PyObject *self) { return reinterpret_cast<RouterObject *>(self); }
 
-// A time-out is told to the broker; what it makes of it, the caller is told of it too.
+// A time-out is reported to the broker; whatever it does, the caller gets the error too.
 PyObject *told_timeout(PyObject *self, PyObject *port) {
     if (!PyErr_ExceptionMatches(PyExc_TimeoutError)) return nullptr;
     PyObject *type, *value, *trace;

@@ -17,13 +17,13 @@ bool message_types(PyObject *module);
 
 // ---- ports (bindings_port.cpp)
 
-// A module as a source: its id on the broker's bus and what is special about its links. Messages in flight hold their
+// A module as a source: its id on the broker's bus and the rules of its links. Messages in flight hold their
 // port (Message::source), so an id is free again only when its port is gone.
 struct PortObject {
     PyObject_HEAD
     bus::BusObject *bus;  // strong
     PyObject *name;
-    // dict: subscriber to (predicate or None, seconds or None, what was refused: messages and bytes); or null: nothing is special
+    // dict: subscriber to (predicate or None, seconds or None, what was refused: messages and bytes); or null: no rules
     PyObject *rules;
     PyObject *on_error;  // told when a predicate raised, or null
     PyObject *weakrefs;
@@ -39,7 +39,7 @@ struct PortObject {
 extern PyTypeObject *port_type;
 bool port_types(PyObject *module);
 
-// Finds the port of a module; the part of a broker that is native because it is done once a message.
+// Finds the port of a module; the part of a broker that is native because it runs once per message.
 struct RouterObject {
     PyObject_HEAD
     PyObject *ports;  // dict: id(module) to Port

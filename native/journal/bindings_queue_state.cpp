@@ -33,7 +33,7 @@ class JournalQueueState : public BoundQueueState {
    public:
     using BoundQueueState::BoundQueueState;
 
-    // What a look forward up to `following` found: a batch of what is to be handed out, or None.
+    // Takes the messages read up to `following`; returns a batch of those to deliver, or None.
     nb::object take(nb::handle batch, std::int64_t following, std::uint32_t consumer, std::int64_t deadline_ns,
                     std::int64_t now_ns, std::uint32_t most_deliveries) {
         auto [sent, counts] = chosen(batch, [&](const Envelope &entry, std::uint32_t &deliveries) {

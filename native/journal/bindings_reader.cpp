@@ -63,7 +63,7 @@ nb::object numbers_of(const std::vector<IndexEntry> &entries, Get get) {
     return made;
 }
 
-// One stretch of each message, as Arrow has binary values: offsets, and the bytes one after the other.
+// One part of each message in the form of Arrow's binary values: offsets, and the concatenated bytes.
 template <typename Stretch>
 nb::object gathered(const std::vector<Found> &found, Stretch stretch) {
     std::size_t total = 0;
@@ -270,7 +270,7 @@ class BoundReader {
         {
             GilReleased released;
             std::lock_guard lock(mutex_);
-            Problem problem;  // of the names alone: the messages are there
+            Problem problem;  // concerns only the names: the messages are there
             known = reader_->topics(problem);
         }
         std::size_t count = std::max<std::size_t>(known.size(), greatest + std::size_t{1});

@@ -17,7 +17,7 @@
 namespace penstock::journal {
 namespace {
 
-// What a simulated disk in Python is asked through.
+// Calls a simulated disk written in Python.
 struct PythonDisk final : Disk {
     explicit PythonDisk(nb::object target) : target(std::move(target)) {}
     int write(int file, const std::uint8_t *data, std::size_t bytes, std::size_t zeros, std::uint64_t offset) override {
@@ -366,7 +366,7 @@ class BoundWriter {
             GilReleased released;
             writer_->close();
         }
-        writer_->count_in(nullptr);  // it commits no more
+        writer_->count_in(nullptr);  // no further commits
         if (counters_) counters_give(std::exchange(counters_, nullptr));
     }
 
@@ -390,7 +390,7 @@ class BoundWriter {
     Writer &writer() { return *writer_; }
 
    private:
-    // In a forked child a lock may be held by a thread that is not there.
+    // In a forked child a lock may be held by a thread that does not exist there.
     void check_process() {
         if (writer_->forked()) fail("StateError", "this journal was opened before a fork: open it again in the child");
     }
@@ -406,7 +406,7 @@ class BoundWriter {
         std::vector<std::uint32_t> topics;
     };
 
-    // Fills `part` with the messages of a batch, all of them checked; gives the room that they need at most.
+    // Fills `part` with the messages of a batch, all of them checked; returns the space that they need at most.
     std::uint64_t batch_part(nb::handle batch, nb::handle topic_ids, Part &part) {
         if (!batch_check(batch.ptr())) throw nb::type_error("stage_all takes a Batch and its topics' ids");
         part.entries = batch_entries(batch.ptr());

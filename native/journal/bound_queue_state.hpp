@@ -1,4 +1,4 @@
-// QueueState as Python sees it; the broker adds to it what it alone knows of its messages.
+// QueueState as Python sees it; the broker extends it by what only a broker knows about messages.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,8 +18,8 @@ class BoundQueueState {
     QueueState &state() { return state_; }
 
    protected:
-    // Of a batch that a look forward found, those that `deliver(entry, deliveries)` says are to be handed out, as a batch
-    // or None, and how often each was, four bytes each, or None where it is the first time for all.
+    // The messages of a batch for which `deliver(entry, deliveries)` returns true, as a batch or None, and how often
+    // each was delivered, four bytes each, or None if it is the first time for all.
     template <typename Deliver>
     std::pair<nanobind::object, nanobind::object> chosen(nanobind::handle batch, Deliver deliver) {
         const std::vector<Envelope> &entries = entries_of(batch);

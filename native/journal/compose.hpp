@@ -1,4 +1,4 @@
-// Composing a segment anew from records of an old one: what compaction and repair write. Pure, any thread.
+// Composes a new segment from records of an old one, for compaction and repair. Pure, any thread.
 #pragma once
 
 #include <cstdint>

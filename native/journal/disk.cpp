@@ -37,7 +37,7 @@ int SystemDisk::write(int file, const std::uint8_t *data, std::size_t bytes, std
 }
 
 // Not repeated on EINTR or any other error: after a failed sync the kernel may have dropped what it could not write.
-// A file that has no name any more can be synced, but nobody will ever read it: the directory was removed.
+// A file without a name could be synced, but nobody would ever read it: its directory was removed.
 int SystemDisk::sync(int file) {
     if (fdatasync(file) != 0) return errno;
     struct stat status {};

@@ -1,5 +1,6 @@
-// The seam between the writer and the disk: what a commit asks of it. Tests put a simulated disk here that loses,
-// reorders and tears writes and fails syncs. Functions give 0 or an errno; the GIL is not held when they are called.
+// The interface between the writer and the disk: the operations of a commit. Tests put a simulated disk here that
+// loses, reorders and tears writes and fails syncs. Functions give 0 or an errno; the GIL is not held when they are
+// called.
 #pragma once
 
 #include <cstddef>

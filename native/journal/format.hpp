@@ -20,7 +20,8 @@ inline constexpr std::uint64_t block_bytes = 65536;
 inline constexpr std::uint32_t batch_magic = 0x54414250;  // "PBAT"
 inline constexpr std::uint32_t batch_snapshot = 1;
 inline constexpr std::uint32_t batch_topics = 2;  // it has topic records
-inline constexpr std::uint32_t batch_open = 4;    // its group goes on: it counts only when the group's last batch is there
+// its group continues: it counts only if the group's last batch exists
+inline constexpr std::uint32_t batch_open = 4;
 inline constexpr std::uint64_t max_batch_bytes = std::uint64_t{1} << 30;
 inline constexpr std::uint32_t max_name_bytes = 255;
 
@@ -147,18 +148,18 @@ inline constexpr std::uint64_t frontier_bell = 192;
 
 inline constexpr std::uint64_t padded(std::uint64_t bytes) { return (bytes + 7) & ~std::uint64_t{7}; }
 
-// Properties, message id, key and account: all that stands after the data.
+// Properties, message id, key and account: everything after the data.
 inline std::uint64_t extra_bytes(const RecordHeader &record) {
     return std::uint64_t{record.properties_bytes} + record.id_bytes + record.key_bytes + record.account_bytes;
 }
 
-// Whether a record header can be what it says within `room` bytes; checked before anything else of it is believed.
+// Whether the sizes in a record header fit into `room` bytes; checked before anything else of it is used.
 inline bool record_fits(const RecordHeader &record, std::uint64_t room) {
     return record.bytes <= room && record.bytes == padded(sizeof(RecordHeader) + record.data_bytes + extra_bytes(record)) &&
            record.kind >= kind_message && record.kind <= kind_topic;
 }
 
-// What an index says of a record; its own checksum is put in by seal_entry.
+// The index entry of a record; seal_entry adds its checksum.
 inline IndexEntry entry_of(const RecordHeader &record, std::uint64_t position, std::uint64_t offset) {
     return {position, record.ordinal, record.timestamp_ns, record.stored_ns, offset, record.data_bytes, record.topic,
             static_cast<std::uint32_t>(extra_bytes(record)), record.checksum, 0, 0};

@@ -8,11 +8,11 @@
 
 namespace penstock::journal {
 
-// The newest copy whose checksum is right and whose words can be true together; none: both are damaged, or a writer was
-// changing them at that moment (read again).
+// The newest copy with a correct checksum and consistent words; none: both are damaged, or a writer was changing them
+// at that moment (read again).
 std::optional<FrontierCopy> read_frontier(const std::uint8_t *file);
 
-// Whether the words can be true together: so many messages fit into so many bytes.
+// Whether the words are consistent: that many messages fit into that many bytes.
 bool plausible(const FrontierCopy &copy);
 
 }  // namespace penstock::journal

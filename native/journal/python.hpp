@@ -1,8 +1,8 @@
-// What the bindings of this room share: how they refuse, and how they look at buffers.
+// What the bindings of this room share: raising errors, and access to buffers.
 #pragma once
 
 #include <nanobind/nanobind.h>
-// All of them, in one place: a file that misses one compiles, and fails when the value comes.
+// All type casters are included in one place: a file that misses one compiles, but fails at run time.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
@@ -49,7 +49,7 @@ inline void raise_refused(const std::exception_ptr &problem, void *) {
     throw nb::python_error();
 }
 
-// A read-only look at any object with the buffer protocol.
+// A read-only view of any object with the buffer protocol.
 class View {
    public:
     explicit View(nb::handle object) {

@@ -6,7 +6,7 @@
 namespace penstock::journal {
 
 void Runs::add(std::int64_t first, std::int64_t last) {
-    last = std::min(last, INT64_MAX - 1);  // a file may say anything
+    last = std::min(last, INT64_MAX - 1);  // a file may contain anything
     if (first > last) return;
     auto at = runs_.upper_bound(first);
     if (at != runs_.begin()) {
@@ -160,7 +160,7 @@ std::size_t QueueState::acknowledge(std::uint32_t consumer, std::int64_t first, 
     return count;
 }
 
-// Neighbours, that is those with nothing but done ones between, become one run.
+// Neighbours (with only done positions between them) are merged into one run.
 std::size_t QueueState::acknowledge_each(const std::vector<std::int64_t> &positions) {
     std::size_t count = 0, at = 0, previous = 0;
     std::int64_t first = 0, last = -1;
@@ -216,7 +216,7 @@ bool QueueState::finish_ahead(std::int64_t position) {
 }
 
 void QueueState::reopen(std::int64_t position) {
-    if (position < cursor_) {  // it was passed meanwhile
+    if (position < cursor_) {  // the cursor has passed it meanwhile
         put_back(position, 0, 0);
         return;
     }
@@ -295,8 +295,9 @@ std::size_t QueueState::drop_consumer(std::uint32_t consumer, std::int64_t now_n
     return count;
 }
 
-// Deadlines come in time order, but for a time-out that was made shorter and a clock that was set back: those stand
-// apart, or they would wait for the ones before them. What has no deadline stands nowhere.
+// Deadlines arrive in time order, except after a time-out was shortened or the clock was set back: those are kept
+// apart,
+    // otherwise they would wait for the earlier ones. Entries without a deadline are in neither list.
 void QueueState::note_deadline(std::int64_t deadline_ns, std::int64_t position) {
     if (deadline_ns == INT64_MAX) return;
     if (deadlines_.empty() || deadlines_.back().first <= deadline_ns) deadlines_.emplace_back(deadline_ns, position);
@@ -403,7 +404,7 @@ void QueueState::settle_floor() {
         early_deadlines_.erase(early_deadlines_.begin());
 }
 
-// Entries that are done behind one that is not must not pile up.
+// Entries that are done must not pile up behind one that is not.
 void QueueState::tidy() {
     if (entries_.size() < 1024 || entries_.size() < 2 * live_) return;
     std::erase_if(entries_, [](const Entry &entry) { return entry.place == static_cast<std::uint8_t>(Place::done); });
@@ -485,7 +486,7 @@ void put_head(std::string &out, char kind, std::uint64_t epoch, std::int64_t flo
 
 std::string QueueState::delta() {
     std::string out;
-    std::erase_if(acked_, [this](const Run &run) { return run.second < floor_; });  // the floor says it
+    std::erase_if(acked_, [this](const Run &run) { return run.second < floor_; });  // the floor covers it
     put_head(out, was_reset_ ? kind_whole : kind_delta, epoch_, floor_, std::max(cursor_, delivered_before_), acked_.size(),
              counts_.size(), waits_.size());
     put_pairs(out, acked_);
@@ -551,7 +552,7 @@ bool QueueState::apply(std::string_view record) {
         std::int64_t pair[2];
         std::memcpy(pair, at, sizeof pair);
         if (i < runs) done_before_.add(pair[0], pair[1]);
-        else if (i < counts) note_count_before(pair[0], pair[1]);  // the last one counts
+        else if (i < counts) note_count_before(pair[0], pair[1]);  // the last value counts
         else due_before_[pair[0]] = pair[1];
     }
     return true;

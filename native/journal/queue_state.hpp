@@ -7,10 +7,10 @@
 // Between floor and cursor every position is done (or was never this queue's) unless it has an entry. Memory is
 // bounded by what is outstanding, never by the backlog.
 //
-// What is durable: floor, acknowledged runs above it, how far was delivered, the number of deliveries where above one (or
-// where one of them reached nobody), and until when a message waits that somebody has put off for long.
-// delta() gives what changed since the last call, snapshot() all of it; apply() takes either, in the order written, and
-// changes nothing where it was applied before. A change of epoch (seek, purge) voids what older epochs said.
+// What is durable: floor, acknowledged runs above it, how far was delivered, the number of deliveries if above one (or
+// if one of them reached nobody), and until when a message waits that was returned with a long delay. delta() returns
+// the changes since the last call, snapshot() the complete state; apply() takes either, in the order written, and may
+// be repeated. A change of epoch (seek, purge) makes records of older epochs void.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class Runs {
     bool holds(std::int64_t position) const;
     void remove(std::int64_t position);
     void drop_below(std::int64_t position);
-    std::int64_t skip(std::int64_t position) const;  // the first one not held, from here on
+    std::int64_t skip(std::int64_t position) const;  // the first position from here on that is not in a run
     bool empty() const { return runs_.empty(); }
     void clear() { runs_.clear(); }
     const std::map<std::int64_t, std::int64_t> &all() const { return runs_; }
@@ -51,12 +51,12 @@ class QueueState {
    public:
     explicit QueueState(std::int64_t start) : floor_(start), cursor_(start) {}
 
-    // A message found while looking forward. False: it was done before a restart, or waits: until the time it was put
-    // off to before the restart, or to be buried (due at once) where it was delivered `most` times (0: no limit). Else
-    // `deliveries` counts this one.
+    // A new message. False: it was done before a restart, or it waits: for the time to which it was delayed before the
+    // restart, or to become a dead letter (due at once) if it was delivered `most` times (0: no limit). Otherwise
+    // `deliveries` includes this delivery.
     bool deliver(std::int64_t position, std::uint32_t consumer, std::int64_t deadline_ns, std::uint32_t &deliveries,
                  std::int64_t now_ns = 0, std::uint32_t most = 0);
-    // The same, but it is to wait until due_ns (delayed) or counts as done at once.
+    // The same, but it waits until due_ns (delayed) or counts as done at once.
     bool hold(std::int64_t position, std::int64_t due_ns);
     void pass(std::int64_t position);
     void look_from(std::int64_t cursor) {
@@ -64,31 +64,31 @@ class QueueState {
         settle_floor();
     }
 
-    // What `consumer` (0: anybody) holds from first to last is done. First deliveries go out in order, so a range that
-    // ends at one that was read covers only what was read before it; a message delivered again may be on its way while
-    // the range is, so it counts only where it is the first or last one, or where the range is known to be `exact`.
+    // Marks what `consumer` (0: anybody) holds from first to last as done. First deliveries go out in order, so a range
+    // that ends at one that was read covers only what was read before it; a redelivered message may be in transit at
+    // the same time as the range, so it counts only if it is the first or last one, or if the range is `exact`.
     std::size_t acknowledge(std::uint32_t consumer, std::int64_t first, std::int64_t last, bool exact = false);
     // The same for messages one by one, in any order and whoever holds them.
     std::size_t acknowledge_each(const std::vector<std::int64_t> &positions);
-    // Undoes what was acknowledged or looked past and could not be stored: it waits again.
+    // Undoes an acknowledgement, or a move of the cursor, that could not be stored: the message waits again.
     void put_back(std::int64_t position, std::uint32_t deliveries, std::int64_t due_ns);
-    // One at or past the cursor that is still to be delivered is done; false: it is not, or not any more.
+    // Marks a message at or past the cursor that is still to be delivered as done; false: there is none.
     bool finish_ahead(std::int64_t position);
-    // Undoes that.
+    // Undoes finish_ahead.
     void reopen(std::int64_t position);
-    // One that waits does so until later.
+    // Lets a waiting message wait until later.
     bool postpone(std::int64_t position, std::int64_t due_ns);
     // `lasting`: it waits until then after a restart too.
     bool return_message(std::uint32_t consumer, std::int64_t position, std::int64_t due_ns, bool lasting = false);
-    // It never reached anyone: due again now, and this delivery does not count.
+    // It reached nobody: due again now, and this delivery does not count.
     bool take_back(std::int64_t position, std::int64_t now_ns);
-    // Its consumer is still at it.
+    // Its consumer is still working on it: restart its ack time-out.
     bool extend(std::int64_t position, std::int64_t deadline_ns);
-    // A consumer is done with what it held from first to last. What it holds behind that waits to be read: it does not
-    // expire before `deadline_ns`. What it has passed over it is at: that has until then, once.
+    // A consumer has acknowledged first to last. What it holds after that waits to be read, so it does not expire
+    // before `deadline_ns`. What it holds before that, it is working on: that gets the same deadline, once.
     void heard(std::uint32_t consumer, std::int64_t first, std::int64_t last, std::int64_t deadline_ns);
     std::size_t drop_consumer(std::uint32_t consumer, std::int64_t now_ns, bool delivered);
-    // No deadline is later than `latest_ns`: not after the clock was set back, nor one of a time-out made shorter.
+    // Limits all deadlines to `latest_ns`, for a clock that was set back or a time-out that was shortened.
     std::size_t expire(std::int64_t now_ns, std::int64_t latest_ns = INT64_MAX);
     // The next that are due, in order of due time and position; they stay until redeliver or acknowledge.
     std::vector<Waiting> due(std::int64_t now_ns, std::size_t most) const;
@@ -118,8 +118,8 @@ class QueueState {
     std::string snapshot() const;
     std::string done_record(std::int64_t position) const;  // says that one more is done; nothing is changed here
     bool apply(std::string_view record);  // false: not a record of this kind
-    // The notes of which a journal's queues were made before: done (first, last), tries (position, n), cursor, due time
-    // (position, time), seek. Unknown kinds say nothing.
+    // The notes of older versions of a journal's queues: done (first, last), tries (position, n), cursor, due time
+    // (position, time), seek. Unknown kinds are ignored.
     void apply_note(int kind, std::int64_t first, std::int64_t second);
     void recovered();                     // after the last apply()
 
@@ -131,7 +131,8 @@ class QueueState {
         std::int64_t time_ns;  // deadline, or when due
         std::uint32_t consumer;
         std::uint32_t deliveries : 28;
-        std::uint32_t uncounted : 1;  // a delivery of it reached nobody: how often it was delivered is told, be it 0 or 1
+        // a delivery of it reached nobody: store the number of deliveries even if it is 0 or 1
+        std::uint32_t uncounted : 1;
         std::uint32_t lasting : 1;  // its due time outlives a restart
         std::uint32_t place : 2;
     };
@@ -171,8 +172,9 @@ class QueueState {
     std::unordered_map<std::uint32_t, Heard> heard_;                        // by consumer
     std::set<std::pair<std::int64_t, std::int64_t>> waiting_;               // (due, position)
     std::deque<std::pair<std::int64_t, std::int64_t>> deadlines_;           // (deadline, position), in time order
-    std::set<std::pair<std::int64_t, std::int64_t>> early_deadlines_;       // those that came before the last of them
-    // From before a restart, used up while the cursor passes.
+    // deadlines earlier than the last one in deadlines_
+    std::set<std::pair<std::int64_t, std::int64_t>> early_deadlines_;
+    // State from before a restart, removed as the cursor passes it.
     Runs done_before_;
     std::int64_t delivered_before_ = 0;
     std::map<std::int64_t, std::uint32_t> counts_before_;

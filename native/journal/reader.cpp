@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t open_segments = 64;
 constexpr const char *frontier_damaged = "the frontier file is damaged; opening the journal for writing makes it anew";
 constexpr off_t max_summary_bytes = off_t{1} << 30;
-constexpr off_t longest_hole = off_t{1} << 30;  // longer than any batch: what follows is none of ours
+constexpr off_t longest_hole = off_t{1} << 30;  // longer than any batch: what follows was not written by us
 
 template <typename Header>
 Header copy(const std::uint8_t *at) {
@@ -29,7 +29,7 @@ Header copy(const std::uint8_t *at) {
     return header;
 }
 
-// Nothing but a file: a link may lead anywhere, and opening a FIFO would wait for its other end.
+// Only regular files: a link may lead anywhere, and opening a FIFO would wait for its other end.
 int open_regular(const std::string &path) {
     int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (file < 0) {
@@ -70,7 +70,8 @@ bool read_file(const std::string &path, std::vector<std::uint8_t> &target) {
     return read_file(path, target.data(), target.size());
 }
 
-// The seal of a segment (its first 4096 bytes at `head`): only with it are its caches on disk. End 0: none that counts.
+// The seal of a segment (its first 4096 bytes at `head`): only with a seal are its caches on disk. End 0: there is
+// none, or it is damaged.
 Seal seal_of(const std::uint8_t *head) {
     auto seal = copy<Seal>(head + seal_offset);
     bool good = seal.end && seal.checksum == seal_check(copy<SegmentHeader>(head).nonce, seal);
@@ -152,7 +153,7 @@ std::unique_ptr<Reader> Reader::open(const std::string &directory, std::uint64_t
     return problem.kind == Problem::none ? std::move(reader) : nullptr;
 }
 
-// Both copies may be changing at the moment they are read, not a second long.
+// Both copies may be changing at the moment they are read, but never for as long as a second.
 FrontierWords Reader::frontier(Problem &problem) const {
     for (int attempt = 0; attempt < 2000; ++attempt) {
         if (frontier_->file_bytes() < frontier_bytes) break;
@@ -169,19 +170,20 @@ std::string Reader::path_of(std::uint64_t first, std::uint32_t revision, const c
     return directory_ + name;
 }
 
-// The frontier is read before the names, and stays what it was until the next refresh: one that is newer may speak of a
-// segment that is not in the list, and what is not in the list looks like damage.
+// The frontier is read before the list of files, and is kept until the next refresh: a newer one may refer to a segment
+// that is not in the list, which would look like damage.
 bool Reader::refresh(Problem &problem) {
     FrontierWords now = frontier(problem);
     if (problem.kind != Problem::none) return false;
-    if ((now.generation != generation_ || now.segment != listed_segment_) && !list()) return true;  // no descriptor left: later
+    // no descriptor is left: try later
+    if ((now.generation != generation_ || now.segment != listed_segment_) && !list()) return true;
     seen_ = now;
     generation_ = now.generation;
     listed_segment_ = now.segment;
     return true;
 }
 
-// Whether a segment that cannot be opened has gone or been written anew meanwhile; the list is up to date then.
+// Whether a segment that cannot be opened was removed or rewritten meanwhile; the list is up to date then.
 bool Reader::gone(std::uint64_t first, std::uint32_t revision, Problem &problem) {
     if (problem.kind != Problem::system || problem.error != ENOENT) return false;
     if (!list()) return false;
@@ -298,7 +300,8 @@ bool Reader::open_segment(std::uint64_t first, std::uint64_t next, Segment &segm
     }
     segment.rebuilt.reset();
     const bool gaps = segment.flags & segment_gaps;
-    if (gaps && !segment.seal.end) return rebuild(first, next, segment, view, problem);  // how many there are is not known
+    // the number of entries is not known
+    if (gaps && !segment.seal.end) return rebuild(first, next, segment, view, problem);
     std::uint64_t count = gaps ? segment.seal.messages : end - first, expected = count * sizeof(IndexEntry);
     if (!segment.index || segment.index->bytes() < expected) {
         segment.index = Mapping::open(path_of(first, segment.revision, "index"), active ? expected * 2 + (1 << 24) : 0);
@@ -310,7 +313,7 @@ bool Reader::open_segment(std::uint64_t first, std::uint64_t next, Segment &segm
     return !gaps || segment.checked || believe_all(first, next, view, problem);
 }
 
-// With gaps an entry is found by its position, and one that lies would lead past others: all are checked, once.
+// With gaps an entry is found by its position, and a wrong position would hide others: check all of them once.
 bool Reader::believe_all(std::uint64_t first, std::uint64_t next, View &view, Problem &problem) {
     std::uint64_t before = 0;
     for (const IndexEntry *entry = view.entries; entry < view.entries + view.count; ++entry) {
@@ -381,7 +384,7 @@ ReadResult Reader::read(const Pass &pass) {
     const std::uint64_t most = pass.most, frontier_now = std::min(seen_.frontier, pass.stop);
     std::uint64_t start = pass.start;
     TopicFilter *const filter = pass.filter;
-    auto skip = [&] {  // retention was quicker
+    auto skip = [&] {  // retention has removed it meanwhile
         if (segments_.empty() || segments_.begin()->first <= start) return;
         result.skipped += segments_.begin()->first - start;
         start = segments_.begin()->first;
@@ -400,7 +403,7 @@ ReadResult Reader::read(const Pass &pass) {
             continue;
         }
         std::uint64_t file_bytes = view.segment->log->file_bytes();
-        if (file_bytes > view.segment->log->bytes()) {  // it has outgrown its mapping
+        if (file_bytes > view.segment->log->bytes()) {  // the file has grown beyond its mapping
             view.segment->log = Mapping::open(path_of(at->first, view.segment->revision, "log"), file_bytes + (std::uint64_t{1} << 26));
             if (!view.segment->log) {
                 result.problem = {Problem::system, "cannot map a segment", path_of(at->first, at->second.revision, "log"), errno};
@@ -411,19 +414,19 @@ ReadResult Reader::read(const Pass &pass) {
         const bool direct = !view.segment->rebuilt && !(view.segment->flags & segment_gaps);
         const IndexEntry *entry = direct ? view.entries + (start - at->first)
                                          : std::lower_bound(view.entries, view.entries + view.count, start, below);
-        auto last = [&] {  // entries of the range: the others are not looked at
+        auto last = [&] {  // only entries of the range are examined
             return std::lower_bound(view.entries, view.entries + view.count, frontier_now, below);
         };
         const IndexEntry *stop = direct ? view.entries + std::min(view.count, end - at->first) : last();
         std::uint64_t expected = start, bytes = 0;
         bool gaps = view.segment->flags & segment_gaps;
-        // Past what a sealed segment says it has, a segment is missing: that is no hole.
+        // Beyond the end of a sealed segment, a segment is missing: that is damage, not a hole.
         std::uint64_t stop_at = gaps && view.segment->seal.end ? std::min(end, view.segment->seal.next_position) : end;
         bool missing = start >= stop_at;
         for (; entry < stop && result.found.size() < most; ++entry) {
             bool in_order = believed(view, *entry) && (entry->position == expected || (entry->position > expected && (gaps || view.segment->rebuilt)));
             if (in_order && entry->position > expected && (!gaps || damage_in(view, expected, entry->position)))
-                break;  // damaged in between: told below
+                break;  // damaged in between: reported below
             if (in_order && filter) {
                 if (!filter->known(entry->topic) && !learn(*filter, entry->topic, result.problem)) return result;
                 if (!filter->verdict(entry->topic)) {
@@ -432,11 +435,11 @@ ReadResult Reader::read(const Pass &pass) {
                 }
             }
             if (!in_order || (pass.records && !entry_good(view, *entry, file_bytes))) {
-                if (in_order && view.segment->checked) {  // the index is right, so the log is not
+                if (in_order && view.segment->checked) {  // the index is correct, so the log is damaged
                     expected = entry->position;
                     break;
                 }
-                if (!view.segment->rebuilt) {  // the index may be stale: the log decides
+                if (!view.segment->rebuilt) {  // the index may be stale: rebuild it from the log
                     if (!rebuild(at->first, next, *view.segment, view, result.problem)) return result;
                     stop = last();
                     entry = std::lower_bound(view.entries, stop, expected, below) - 1;
@@ -453,7 +456,8 @@ ReadResult Reader::read(const Pass &pass) {
         result.mapping = view.segment->log;
         bool stopped_early = result.found.size() >= most || (entry < stop && !result.found.empty());
         const bool lost = gaps ? entry == stop && damage_in(view, expected, stop_at) : expected < end;
-        if (!stopped_early && (missing || entry < stop || lost)) {  // neither all read nor enough: damage
+        // neither everything was read nor enough found: damage
+        if (!stopped_early && (missing || entry < stop || lost)) {
             if (result.found.empty()) {
                 std::uint64_t until = entry < stop ? entry->position : end;
                 if (until == expected) until = expected + 1;
@@ -493,7 +497,8 @@ bool Reader::holes_of(std::uint64_t first, std::uint64_t next, Segment &segment,
     const std::uint64_t end = std::min(next, seen_.frontier);
     if (!open_log(first, next == ~std::uint64_t{0}, segment, problem)) return false;
     const bool gaps = segment.flags & segment_gaps;
-    if (!gaps && segment.seal.end && segment.seal.messages == end - first) return true;  // it says that it has all
+    // its seal says that it is complete
+    if (!gaps && segment.seal.end && segment.seal.messages == end - first) return true;
     if (!open_segment(first, next, segment, view, problem)) return false;
     for (std::uint64_t i = 0; !gaps && !segment.rebuilt && i < view.count; ++i)
         if (!entry_believed(segment.seed, view.entries[i]) || view.entries[i].position != first + i)
@@ -520,7 +525,7 @@ std::uint64_t Reader::find(Passes passes, std::function<bool(std::uint64_t, cons
         for (std::uint64_t i = 0; i < view.count; ++i) {
             if (!believed(view, view.entries[i])) {
                 if (!rebuild(at->first, next_of(at), at->second, view, problem)) return 0;
-                i = ~std::uint64_t{0};  // from the beginning
+                i = ~std::uint64_t{0};  // start again from the beginning
                 continue;
             }
             if (passes(view.entries[i])) return view.entries[i].position;
@@ -531,7 +536,7 @@ std::uint64_t Reader::find(Passes passes, std::function<bool(std::uint64_t, cons
 
 std::uint64_t Reader::find_time(std::int64_t stored_ns, std::uint32_t topic, Problem &problem) {
     auto passes = [&](const IndexEntry &entry) { return entry.stored_ns >= stored_ns && (!topic || entry.topic == topic); };
-    // A sealed segment says how far it goes: most are passed over.
+    // A sealed segment knows its range, so most segments are skipped.
     auto may_hold = [&](std::uint64_t first, const Segment &segment) {
         std::uint8_t head[segment_header_bytes];
         if (!read_file(path_of(first, segment.revision, "log"), head, sizeof head)) return true;
@@ -543,7 +548,7 @@ std::uint64_t Reader::find_time(std::int64_t stored_ns, std::uint32_t topic, Pro
 
 std::uint64_t Reader::find_ordinal(std::uint32_t topic, std::uint64_t ordinal, Problem &problem) {
     auto passes = [&](const IndexEntry &entry) { return entry.topic == topic && entry.ordinal >= ordinal; };
-    // Most sealed segments say by their summary that they have neither the ordinal nor a greater one of the topic.
+    // The summary of most sealed segments shows that they have neither this ordinal of the topic nor a greater one.
     auto may_hold = [&](std::uint64_t first, const Segment &segment) {
         std::uint8_t head[segment_header_bytes];
         std::vector<std::uint8_t> summary;
@@ -559,13 +564,13 @@ std::uint64_t Reader::find_ordinal(std::uint32_t topic, std::uint64_t ordinal, P
             messages += row.messages;
             if (row.topic == topic) here = row.greatest_ordinal >= ordinal;
         }
-        return here || messages != seal_of(head).messages;  // a summary that does not add up is not believed
+        return here || messages != seal_of(head).messages;  // a summary with a wrong total is ignored
     };
     return find(passes, may_hold, problem);
 }
 
-// Learns names from the newest segment: its snapshot has all that were known before it. Called while another segment is
-// being read, so it goes by the list as it is (a fresh one might take that segment away) and leaves the indexes alone.
+// Reads names from the newest segment: its snapshot has all that were known before it. Called while another segment is
+// being read, so it uses the current list (a new one might drop that segment) and does not touch the indexes.
 void Reader::walk_topics(Problem &problem) {
     auto at = segment_of(seen_.frontier);
     if (at == segments_.end()) return;
@@ -584,16 +589,16 @@ void Reader::walk_topics(Problem &problem) {
         bool good = header.magic == batch_magic && header.nonce == segment.nonce && header.bytes >= sizeof header &&
                     header.bytes <= end - walked_to_ && header.head_checksum == batch_head_check(header);
         if (good && header.flags & (batch_topics | batch_snapshot)) good = walk_batch(segment, header);
-        if (!good && known_end) {  // what is durable and wrong is damaged: another segment may have the names
+        if (!good && known_end) {  // it is durable, so it is damaged: another segment may have the names
             search_names(problem);
             walked_to_ = end;
         }
-        if (!good) return;  // or not all there yet: look again later
+        if (!good) return;  // or it is not complete yet: try again later
         walked_to_ += header.bytes;
     }
 }
 
-// False: a record of the batch is not whole.
+// False: a record of the batch is damaged.
 bool Reader::walk_batch(const Segment &segment, const BatchHeader &header) {
     const std::uint8_t *batch = segment.log->data() + walked_to_;
     std::uint64_t at = sizeof header, position = header.first_position;
@@ -618,15 +623,15 @@ void Reader::take_name(std::uint32_t topic, const char *name, std::uint32_t byte
     if (bytes) topics_[topic].assign(name, bytes);
 }
 
-// All names that any segment has, record by record. Slow, and only done where the newest one does not tell.
+// Reads the names of all segments, record by record. Slow, and only done if the newest segment does not have them.
 void Reader::search_names(Problem &problem) {
     if (searched_ == generation_) return;
     searched_ = generation_;
     std::vector<std::uint32_t> met;
     for (auto at = segments_.rbegin(); at != segments_.rend() && at->first <= seen_.frontier; ++at) {
-        Problem ignored;  // told when its messages are read
+        Problem ignored;  // reported when its messages are read
         std::vector<std::uint8_t> bytes;
-        Segment segment;  // not the one in the list, which may be in use
+        Segment segment;  // a separate object: the one in the list may be in use
         segment.revision = at->second.revision;
         if (!open_log(at->first, at == segments_.rbegin(), segment, ignored) || !read_log(at->first, segment, bytes, problem))
             continue;
@@ -642,8 +647,8 @@ void Reader::search_names(Problem &problem) {
     nameless_ = std::any_of(met.begin(), met.end(), [&](std::uint32_t id) { return id < topics_.size() && topics_[id].empty(); });
 }
 
-// What the filter says of a topic. Where its name cannot be known nothing is said: that is no reason to pass over its
-// messages.
+// Whether the filter accepts a topic. If its name is not known there is no answer: its messages must not be skipped
+// silently.
 bool Reader::learn(TopicFilter &filter, std::uint32_t topic, Problem &problem) {
     auto known = [&] { return topic < topics_.size() && !topics_[topic].empty(); };
     if (!known()) walk_topics(problem);

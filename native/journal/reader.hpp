@@ -3,8 +3,8 @@
 // Rules
 //   - One thread at a time (the bindings hold a lock); any number of readers in any number of processes, no locks.
 //   - The size of a file is asked for before its mapping is touched, so that a truncated file is an error, not a fault.
-//   - An index entry is believed by its own checksum, a topic's summary by its own, a record by its own and its entry's.
-//     What is not believed is rebuilt in memory from the log, or told; nothing is passed over by an unchecked word.
+//   - An index entry is trusted if its checksum is right, so is a topic summary; a record if its own and its entry's are.
+//     Anything else is rebuilt in memory from the log, or reported; nothing is skipped because of an unchecked word.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@
 
 namespace penstock::journal {
 
-// A file mapped for reading; messages hold it by shared_ptr. It may be longer than the file is as yet.
+// A file mapped for reading; messages hold it by shared_ptr. The mapping may be longer than the file is now.
 class Mapping {
    public:
     // Null with errno set; EINVAL: no regular file, or a link.
@@ -101,7 +101,7 @@ class Reader {
     // Null with a problem filled in when the directory cannot be read.
     static std::unique_ptr<Reader> open(const std::string &directory, std::uint64_t segment_bytes, Problem &problem);
 
-    // Now; calls below look at the journal as of one moment, their beginning.
+    // Refreshes now; each call below uses the state of the journal at its beginning.
     FrontierWords frontier(Problem &problem) const;
     const std::uint8_t *uuid() const { return uuid_; }
     std::uint64_t first(Problem &problem);  // least position kept
@@ -128,9 +128,9 @@ class Reader {
         std::unique_ptr<Scan> rebuilt;  // where the index was no good
         std::uint64_t nonce = 0;
         std::uint32_t flags = 0, seed = 0;
-        bool checked = false;  // every entry of the index was
+        bool checked = false;  // every entry of the index was checked
         Seal seal{};           // end 0: not sealed, or damaged
-        std::uint64_t used = 0;         // for closing the least recently used
+        std::uint64_t used = 0;         // to close the least recently used one
     };
     struct View {  // what reading one segment needs
         Segment *segment = nullptr;
@@ -168,13 +168,13 @@ class Reader {
     std::shared_ptr<Mapping> frontier_;
     std::map<std::uint64_t, Segment> segments_;  // by first position
     std::uint64_t generation_ = ~std::uint64_t{0}, listed_segment_ = ~std::uint64_t{0};
-    FrontierWords seen_;  // of the last refresh: segments_ has every position below its frontier
+    FrontierWords seen_;  // as of the last refresh: segments_ has every position below its frontier
     std::uint64_t clock_ = 0;
 
     std::uint8_t uuid_[16] = {};
     std::vector<std::string> topics_;  // by id; empty: not known
     bool nameless_ = false;            // there is a topic whose name no segment has
-    std::uint64_t searched_ = ~std::uint64_t{0};  // the generation in which all segments were searched for names
+    std::uint64_t searched_ = ~std::uint64_t{0};  // the generation in which all segments were last searched for names
     std::uint64_t walked_segment_ = 0, walked_to_ = 0;
     std::uint32_t walked_revision_ = 0;
 };

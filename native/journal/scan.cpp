@@ -70,7 +70,7 @@ class Scanner {
         if (!open) group_.reset();
     }
 
-    // What was there before a group began: where its last batch is missing, none of it counts.
+    // The state before a group began: if the group's last batch is missing, the whole group is void.
     void remember_group() {
         Scan before = scan_;
         before.index.clear();
@@ -118,7 +118,7 @@ class Scanner {
         return scan_.topics[place->second];
     }
 
-    // The next whole batch at or after `at` that fits what was seen; size_ when there is none.
+    // The next intact batch at or after `at` that is consistent with what was read; size_ if there is none.
     std::uint64_t next_batch(std::uint64_t at) const {
         for (; at + sizeof(BatchHeader) <= size_; at += 8) {
             std::uint32_t magic;
@@ -130,7 +130,7 @@ class Scanner {
         return size_;
     }
 
-    // Between a bad batch and the next good one: records that are whole by their own checksum are kept, the rest told.
+    // Between a damaged batch and the next intact one: records with a correct checksum are kept, the rest is reported.
     void salvage(std::uint64_t from, std::uint64_t to) {
         std::uint64_t until = to < size_ ? load<BatchHeader>(data_ + to).first_position
                                          : std::min(range_.durable_position, range_.limit_position);
@@ -161,14 +161,14 @@ class Scanner {
         }
     }
 
-    // The CRC32C of every beginning of the bad stretch, in steps of 8 bytes: with it the checksum of a record that may
-    // begin anywhere costs the same however long it says it is, so that no payload can make this slow.
+    // The CRC32C of every prefix of the damaged part, in steps of 8 bytes. With it the checksum of a record that may
+    // begin anywhere costs the same, however long it claims to be, so that no payload can make this slow.
     void sum_beginnings(std::uint64_t from, std::uint64_t to) {
         beginnings_.assign(1, 0);
         for (std::uint64_t at = from; at + 8 <= to; at += 8) beginnings_.push_back(crc32c(beginnings_.back(), data_ + at, 8));
     }
 
-    // The position of the record at `at`, which tells its low half; 0 where no whole record begins that can stand here.
+    // The position of the record at `at`, which stores the lower half of it; 0 if no intact record can begin here.
     std::uint64_t find_position(std::uint64_t from, std::uint64_t at, std::uint64_t to, std::uint64_t until) const {
         auto record = load<RecordHeader>(data_ + at);
         if (!record_fits(record, to - at)) return 0;
@@ -252,7 +252,7 @@ std::vector<TopicSummary> summarise(const IndexEntry *entries, std::size_t count
         summary.greatest_stored_ns = entry.stored_ns;
     };
     std::unordered_map<std::uint32_t, TopicSummary> topics;
-    TopicSummary *last = nullptr;  // messages of one topic often stand together
+    TopicSummary *last = nullptr;  // messages of one topic are often adjacent
     for (const IndexEntry *entry = entries; entry < entries + count; ++entry) {
         if (last && last->topic == entry->topic) {
             add(*last, *entry);

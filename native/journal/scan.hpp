@@ -1,4 +1,4 @@
-// Scanning a segment's bytes: what recovery, verify, repair and the rebuilding of an index are made of. Works on a
+// Scans a segment's bytes, for recovery, verify, repair and rebuilding an index. Works on a
 // copy of the file in memory (never on a mapping, which a truncated file would turn into a fault). Pure, any thread.
 #pragma once
 
@@ -43,18 +43,18 @@ struct Scan {
     std::int64_t least_time_ns = INT64_MAX, greatest_time_ns = INT64_MIN;
     std::int64_t least_stored_ns = INT64_MAX, greatest_stored_ns = INT64_MIN;
     std::uint64_t tail_bytes = 0;     // from `end` to the last byte that is not zero
-    std::uint64_t open_group = 0;     // where a group began whose last batch is not there
+    std::uint64_t open_group = 0;     // where a group began whose last batch is missing
 };
 
 struct ScanRange {
     std::uint64_t nonce;
     std::uint64_t first_position;
-    std::uint64_t limit_position;    // where the next segment begins: void from there
-    std::uint64_t durable_position;  // positions below it must be there: what is bad below it is damage, not a torn tail
+    std::uint64_t limit_position;    // where the next segment begins: positions from there on are void
+    std::uint64_t durable_position;  // positions below it must exist: an error below it is damage, not a torn tail
     bool gaps_allowed;
 };
 
-// Bytes of the whole batch at `at`, or 0.
+// The size of the intact batch at `at`, or 0.
 std::uint64_t check_batch(const std::uint8_t *at, std::uint64_t room, std::uint64_t nonce);
 // CRC-32 of each block up to `end`, the seal in the header taken as zeros; the last one may be of a part of a block.
 std::vector<std::uint32_t> block_sums(const std::uint8_t *data, std::uint64_t end);

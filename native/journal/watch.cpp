@@ -17,7 +17,7 @@ Watch::Watch(const std::string &directory) {
         inotify_ = -1;
         return;
     }
-    both_ = epoll_create1(EPOLL_CLOEXEC);  // so that whoever sleeps on the descriptor alone learns of a close
+    both_ = epoll_create1(EPOLL_CLOEXEC);  // so that a thread that sleeps only on the descriptor notices a close
     for (int file : {inotify_, event_}) {
         epoll_event event{};
         event.events = EPOLLIN;

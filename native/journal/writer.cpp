@@ -17,7 +17,8 @@
 namespace penstock::journal {
 namespace {
 
-// Small commits go into space that was written before: a sync of it moves no metadata. Larger ones extend the file.
+// Small commits go into space that was zero-written ahead, so that a sync updates no metadata. Larger ones extend the
+// file.
 constexpr std::uint64_t ahead_bytes = 1 << 20;
 constexpr std::uint64_t small_commit_bytes = 1 << 17;
 constexpr std::uint64_t kept_staging_bytes = 8 << 20;
@@ -65,7 +66,7 @@ void Writer::restore_topic(std::uint32_t id, std::string_view name, std::uint8_t
 
 std::uint64_t Writer::staged_bytes() const { return staging_.used; }
 
-// Room for so many bytes at the end of the staging buffer, the batch header's before the first; null when full.
+// Space for so many bytes at the end of the staging buffer, after space for the batch header; null if full.
 std::uint8_t *Writer::grow(std::uint64_t bytes) {
     if (staging_.used == 0) {
         staging_.used = sizeof(BatchHeader);
@@ -103,7 +104,7 @@ bool Writer::define(std::uint32_t id) {
     return true;
 }
 
-// Before the messages of one call: what they are stored at. A clock that was set back does not go back here.
+// Sets the time of storing for the messages of one call. It never goes back, even if the clock is set back.
 void Writer::advance_clock() { last_stored_ns_ = std::max(last_stored_ns_, realtime_ns()); }
 
 void Writer::put_message(std::uint8_t *at, std::uint64_t bytes, std::uint32_t id, const Content &content) {
@@ -117,11 +118,11 @@ void Writer::put_message(std::uint8_t *at, std::uint64_t bytes, std::uint32_t id
                         id,
                         static_cast<std::uint32_t>(content.properties.size()),
                         static_cast<std::uint32_t>(content.bytes),
-                        0,  // put in with the checksum
+                        0,  // filled in with the checksum
                         topics_[id - 1].next_ordinal++,
                         content.timestamp_ns == time_now ? last_stored_ns_ : content.timestamp_ns,
                         last_stored_ns_};
-    std::memset(at + bytes - 8, 0, 8);  // the padding; overwritten where there is none
+    std::memset(at + bytes - 8, 0, 8);  // the padding; overwritten if there is none
     std::memcpy(at, &record, sizeof record);
     at += sizeof record;
     if (content.bytes) std::memcpy(at, content.data, content.bytes);
@@ -194,7 +195,7 @@ bool Writer::was_failed(std::uint64_t number) const {
     return after != failed_.begin() && std::prev(after)->second >= number;
 }
 
-// Neighbours become one stretch: a disk that stays full costs one entry, however often it refuses.
+// Adjacent ones are merged: a disk that stays full costs one entry, however often it refuses.
 void Writer::note_failed(std::uint64_t number) {
     if (!failed_.empty() && failed_.back().second + 1 == number) failed_.back().second = number;
     else failed_.emplace_back(number, number);
@@ -209,7 +210,8 @@ CommitResult Writer::commit(std::uint64_t number) {
         std::lock_guard staging(staging_mutex_);
         std::lock_guard lead(lead_mutex_);
         number = staging_.used ? staging_number_ : staging_number_ - 1;
-        if (!staging_.used && was_failed(number)) return {};  // nothing is staged, and whoever staged has been told
+        // nothing is staged, and the failure was reported to whoever had staged
+        if (!staging_.used && was_failed(number)) return {};
     }
     {
         std::unique_lock lead(lead_mutex_);
@@ -222,7 +224,7 @@ CommitResult Writer::commit(std::uint64_t number) {
     CommitResult result;
     try {
         result = lead(number);
-    } catch (...) {  // no memory for giving back what was refused: nobody knows what goes with what any more
+    } catch (...) {  // no memory to undo what was refused: the state is no longer known
         result = {Failure::sync, ENOMEM, false};
     }
     {
@@ -265,7 +267,7 @@ CommitResult Writer::lead_in_group(bool open) {
     std::uint64_t number = 0;
     {
         std::lock_guard staging(staging_mutex_);
-        if (!staging_.used) {  // a batch without records ends the group too
+        if (!staging_.used) {  // write an empty batch, which ends the group
             staging_.used = sizeof(BatchHeader);
             staging_.bytes.resize(std::max(staging_.bytes.size(), staging_.used));
             staging_.first_position = next_position_;
@@ -276,11 +278,11 @@ CommitResult Writer::lead_in_group(bool open) {
     }
     group_goes_on_ = open;
     CommitResult result = flush(writing_, 0);
-    group_goes_on_ = true;  // of what else is written before its end, the head of a segment
+    group_goes_on_ = true;  // for what is written before its end, such as the head of a segment
     if (writing_.bytes.size() > kept_staging_bytes) writing_.bytes = {};
     {
         std::lock_guard lead(lead_mutex_);
-        if (result.failure != Failure::none) {  // parts of it are written: only opening anew takes them back
+        if (result.failure != Failure::none) {  // parts of it are written: only opening the journal again removes them
             result.failure = failure_ = Failure::sync;
             failed_error_ = result.error;
         } else if (!open) {
@@ -304,7 +306,7 @@ void Writer::drop_group() {
     lead_changed_.notify_all();
 }
 
-// After a failed write: all numbers given since the last commit are taken back, with what was staged meanwhile.
+// After a failed write: takes back all positions assigned since the last commit, and what was staged meanwhile.
 void Writer::give_back(std::uint64_t number) {
     std::lock_guard staging(staging_mutex_);
     bool others = staging_.used != 0;
@@ -318,7 +320,7 @@ void Writer::give_back(std::uint64_t number) {
     ++failures;
     if (counters_) counters_->errors.add();
     note_failed(number);
-    if (others) note_failed(number = staging_number_++);  // who staged meanwhile hears of the failure too
+    if (others) note_failed(number = staging_number_++);  // whoever staged meanwhile gets the failure too
     done_number_ = number;
 }
 
@@ -340,10 +342,10 @@ CommitResult Writer::store(Staging &staging) {
                             entries_.size() * sizeof(IndexEntry), 0, segment.entries * sizeof(IndexEntry));
     std::uint64_t zeros = 0, after = segment.end + staging.used;
     if (after > segment.zeroed && staging.used <= small_commit_bytes && after < segment_bytes_)
-        zeros = std::min(ahead_bytes, segment_bytes_ - after);  // beyond its size the next segment begins
+        zeros = std::min(ahead_bytes, segment_bytes_ - after);  // not beyond its size, where the next segment begins
     if (error) return {Failure::write, error, false};
     error = disk_.write(segment.log, staging.bytes.data(), staging.used, zeros, segment.end);
-    if (error == ENOSPC && zeros) {  // no room ahead is no reason not to store this
+    if (error == ENOSPC && zeros) {  // if there is no room for zeros ahead, store the batch without them
         zeros = 0;
         error = disk_.write(segment.log, staging.bytes.data(), staging.used, 0, segment.end);
     }
@@ -368,8 +370,8 @@ CommitResult Writer::store(Staging &staging) {
     return {Failure::none, 0, full_};
 }
 
-// A failed write may have left a whole batch behind. It was refused, so it must not be found when the journal is opened
-// next: its first bytes are wiped, on disk too. Where that fails nobody knows what is there.
+// A failed write may have left a complete batch behind. It was refused, so it must not be found when the journal is
+// opened next: its first bytes are wiped, on disk too. If that fails, the state of the file is unknown.
 CommitResult Writer::undo_write(int error) {
     std::uint32_t there = 0;
     ssize_t got = pread(segment_.log, &there, sizeof there, static_cast<off_t>(segment_.end));
@@ -415,8 +417,9 @@ void Writer::seal_batch(Staging &staging, std::uint32_t flags) {
     std::memcpy(base, &header, sizeof header);
 }
 
-// Sums of the blocks that this batch completes. A failure here is no failure of the commit: sums are a cache. After it
-// none follows, so that the file ends before the missing one and has no hole that would read as a wrong sum.
+// Checksums of the blocks that this batch completes. A failure here does not fail the commit: they are a cache. After a
+// failure no more are written, so that the file ends before the missing one instead of having a hole (a wrong
+// checksum).
 void Writer::put_sums(const std::uint8_t *data, std::uint64_t bytes) {
     std::uint64_t at = segment_.end;
     while (bytes) {
@@ -444,7 +447,7 @@ void Writer::keep_topics() {
     }
 }
 
-// Both copies, one after the other: at every moment one of them is whole, and at rest either may be damaged.
+// Writes both copies, one after the other: at every moment one of them is intact, and at rest either may get damaged.
 void Writer::move_frontier() {
     ++words_.sequence;
     if (!group_) {
@@ -459,7 +462,7 @@ void Writer::move_frontier() {
     (void)!pwrite(frontier_file_, &bell, 1, frontier_bell);
 }
 
-// In order, the checksum last: who finds it finds what went before it.
+// In this order, the checksum last: a reader that sees it also sees the rest.
 void Writer::put_frontier(std::uint64_t at, const FrontierCopy &copy) {
     std::uint64_t words[sizeof copy / 8];
     std::memcpy(words, &copy, sizeof copy);
@@ -504,7 +507,7 @@ void Writer::replace_segment(const ActiveSegment &segment, std::uint64_t next_po
 void Writer::restore_segment() {
     segment_ = previous_;
     full_ = segment_.end >= segment_bytes_;
-    move_frontier();  // it spoke of the one that is not to be
+    move_frontier();  // it referred to the segment that was given up
 }
 
 CommitResult Writer::commit_records(const std::vector<std::uint8_t> &records, std::uint32_t count, std::uint32_t flags) {
@@ -550,7 +553,7 @@ bool Writer::commit_sealed(const std::vector<std::uint8_t> &batch, CommitResult 
     return true;
 }
 
-// The index entries and the topics of a batch that is whole; false where a message has a topic that nobody has named.
+// The index entries and the topics of an intact batch; false if a message has a topic without a name.
 bool Writer::take_records(const std::vector<std::uint8_t> &batch) {
     const std::uint32_t seed = nonce_seed(segment_.nonce);
     std::uint64_t position = committed_position_;

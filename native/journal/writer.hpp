@@ -4,7 +4,7 @@
 //   - stage* may be called by any thread, and only copies; positions and ordinals are given there, in that order.
 //   - commit may be called by any thread: one leads (writes all that is staged by then), the others wait for theirs.
 //   - While a thread leads, others stage into the other buffer. Whoever holds the lead may replace the segment.
-//   - A failed write gives everything staged back (its numbers are used again) and the writer goes on. After a failed
+//   - A failed write drops everything staged (its positions are used again) and the writer goes on. After a failed
 //     sync nothing is known about the file: the writer stays failed.
 //   - No Python here; the GIL is not held in commit.
 #pragma once
@@ -50,7 +50,7 @@ struct ActiveSegment {
     std::uint64_t nonce = 0, first_position = 0, end = 0, zeroed = 0;
     std::uint64_t entries = 0;
     std::uint64_t states = 0;  // records of the user's state
-    bool sums_whole = true;    // no sum of a block could not be written
+    bool sums_whole = true;    // all checksums of blocks were written
     std::uint32_t block_crc = 0;  // of the bytes since the last block border
 };
 
@@ -59,7 +59,7 @@ enum class Failure : std::uint8_t { none, write, sync, closed, forked };
 struct CommitResult {
     Failure failure = Failure::none;
     int error = 0;
-    bool full = false;  // the segment has reached its size: whoever sees this rolls
+    bool full = false;  // the segment has reached its size: the caller begins a new one
 };
 
 class Writer {
@@ -78,7 +78,7 @@ class Writer {
                              const std::uint64_t *offsets, const std::uint64_t *lengths, std::size_t count,
                              const std::int64_t *times = nullptr);
     bool stage_state(std::uint32_t kind, std::uint8_t flags, const std::uint8_t *data, std::uint64_t bytes);
-    // Several calls that must land in one batch: hold this meanwhile. Recursive.
+    // Hold this during several calls that must go into one batch. Recursive.
     std::recursive_mutex &staging_lock() { return staging_mutex_; }
 
     // The batch that a record staged now goes into; read it under the staging lock, with the record.
@@ -90,19 +90,19 @@ class Writer {
     void restore_segment();  // undoes the last replace_segment: the new one could not be begun
     // Writes what the caller encoded (a snapshot) into the segment, synced, without touching what is staged. Who leads.
     CommitResult commit_records(const std::vector<std::uint8_t> &records, std::uint32_t count, std::uint32_t flags);
-    // Writes a batch as another writer of this journal has sealed it for this place: a copy of its log. False: it is not
-    // whole, or belongs elsewhere; nothing was written. Who leads, and stages nothing.
+    // Writes a batch that another writer of this journal has sealed for this place, for a copy of its log. False: it is
+    // damaged, or belongs elsewhere; nothing was written. Only for the thread that leads, with nothing staged.
     bool commit_sealed(const std::vector<std::uint8_t> &batch, CommitResult &result);
     void publish_frontier(std::uint64_t first, std::uint64_t generation_step);
-    // A group: batches, in as many segments as they need, that become visible together. By who leads, who keeps the
-    // lead from the beginning to the end; what others stage meanwhile goes with it, and they wait for its end.
+    // A group: batches, in as many segments as they need, that become visible together. Used by the thread
+    // that leads, which keeps the lead from beginning to end; what others stage meanwhile is part of it, and they wait.
     void open_group();
-    CommitResult commit_part();  // writes what is staged, out of sight; after a failure the writer stays failed
+    CommitResult commit_part();  // writes what is staged, invisible to readers; after a failure the writer stays failed
     CommitResult close_group();  // writes what is staged as the group's end, then gives the lead
-    void drop_group();           // nothing of it counts when the journal is opened next; until then the writer has failed
-    // Nobody knows any more what is on disk: as after a failed sync.
+    void drop_group();           // it is void when the journal is opened next; until then the writer has failed
+    // Marks the state of the disk as unknown, as after a failed sync.
     void fail(int error);
-    void close();  // waits for who leads
+    void close();  // waits for the thread that leads
     bool forked() const;  // in a child of the process that made it: its locks may be held by nobody
 
     const ActiveSegment &segment() const { return segment_; }
@@ -111,7 +111,8 @@ class Writer {
     std::uint64_t committed_position() const { return committed_position_; }
     std::uint64_t staged_bytes() const;
     bool failed() const { return failure_ != Failure::none; }
-    void count_in(Counters *counters) { counters_ = counters; }  // before the first commit; who gave it takes it back
+    // set before the first commit; the caller removes it again
+    void count_in(Counters *counters) { counters_ = counters; }
     std::atomic<std::uint64_t> commits = 0, failures = 0;  // a failure drops what was staged
 
    private:
@@ -145,7 +146,7 @@ class Writer {
     std::uint64_t segment_bytes_;
     bool sync_;
     std::uint8_t *frontier_;  // the mapped file
-    FrontierCopy words_;      // what its copies have, or will have in a moment
+    FrontierCopy words_;      // the words that its copies have, or will have in a moment
     int frontier_file_;
     std::uint32_t generation_;
 
@@ -162,7 +163,7 @@ class Writer {
     bool leading_ = false;
     std::uint64_t done_number_ = 0;    // batches up to it are durable or failed
     std::deque<std::pair<std::uint64_t, std::uint64_t>> failed_;  // first and last of those that failed
-    std::uint64_t failed_unknown_ = 0;  // up to it nobody remembers which failed: whoever asks is told the worse
+    std::uint64_t failed_unknown_ = 0;  // up to it the outcome is not remembered: assume a failure
     int failed_error_ = 0;
     Failure failure_ = Failure::none;
 

@@ -121,15 +121,15 @@ void release_views(Draft *draft) {
     for (Py_ssize_t i = 0; views && i < PyList_GET_SIZE(views); ++i) {
         PyObject *view = object_of(PyList_GET_ITEM(views, i));
         PyObject *done = view && view != Py_None ? PyObject_CallMethod(view, "release", nullptr) : nullptr;
-        if (!done) PyErr_Clear();  // publish tells it, with what to do about it
+        if (!done) PyErr_Clear();  // publish reports it, and says what to do
         Py_XDECREF(done);
         Py_XDECREF(view);
     }
     Py_XDECREF(views);
 }
 
-// Goes over the arrays that live: function(root, given), where root is the array that holds the draft's buffer and given,
-// the view of it that array() gave, may be None. False where the function says so.
+// Calls function(root, given) for each array that is still alive: root is the array that holds the draft's buffer;
+// given, the view of it that array() returned, may be None. False if the function returns false.
 template <typename Function>
 bool each_array(Draft *draft, Function &&function) {
     PyObject *arrays = Py_XNewRef(draft->arrays);
@@ -144,7 +144,8 @@ bool each_array(Draft *draft, Function &&function) {
     return going;
 }
 
-// Every view of an array refers to the root. One reference is ours, one the given array's; any other could write.
+// Every view of an array has a reference to its root. One is ours, one is the given array's; any other view could
+// write.
 bool has_slices(Draft *draft, std::uint32_t &roots) {
     roots = 0;
     return !each_array(draft, [&](PyObject *root, PyObject *given) {
@@ -239,7 +240,8 @@ PyObject *draft_exit(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
     }
     PyObject *result = publish_size(draft, static_cast<Py_ssize_t>(draft->size));
     if (!result && draft->state == DraftState::open && !PyErr_ExceptionMatches(PyExc_BufferError)) {
-        PyObject *type, *value, *trace;  // nobody is left to publish it; who can write first lets go and does
+        // nobody will publish it after its block; after a BufferError the user still can
+        PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
         cancel_memory(draft);
         PyErr_Restore(type, value, trace);
@@ -251,8 +253,8 @@ PyObject *draft_exit(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
 
 Py_ssize_t draft_length(PyObject *self) { return static_cast<Py_ssize_t>(as_draft(self)->size); }
 
-// Items are bytes, and slices of them take whatever has so many. A slice is read as a copy: a view could still write when
-// the draft is published.
+// Items are bytes; a slice accepts any buffer of the same size. Reading a slice gives a copy: a view could still be
+// written to after the draft was published.
 bool find_slice(Draft *draft, PyObject *key, Py_ssize_t &begin, Py_ssize_t &step, Py_ssize_t &count) {
     Py_ssize_t end = 0;
     if (PySlice_Unpack(key, &begin, &end, &step) != 0) return false;
@@ -299,7 +301,7 @@ int set_slice(Draft *draft, PyObject *key, PyObject *value) {
     if (data.len != count)
         raise_error("InvalidArgument", "this slice of the draft has %zd bytes, not %zd: publish(size) sends fewer than "
                                        "were reserved", count, data.len);
-    else done = check_open(draft);  // after everything that runs other code, which may have published it
+    else done = check_open(draft);  // checked after everything that runs other code, which may have published it
     const auto *from = static_cast<const std::uint8_t *>(data.buf);
     if (done && count && step == 1) std::memmove(draft->data + begin, from, static_cast<std::size_t>(count));
     for (Py_ssize_t i = 0; done && step != 1 && i < count; ++i) draft->data[begin + i * step] = from[i];
@@ -320,7 +322,8 @@ int draft_set_item(PyObject *self, PyObject *key, PyObject *value) {
         PyErr_Format(PyExc_TypeError, "an item of a draft is a number from 0 to 255, not %s", Py_TYPE(value)->tp_name);
         return -1;
     }
-    const Py_ssize_t number = PyNumber_AsSsize_t(value, nullptr);  // clipped: what is too large stays too large
+    // clipped, so that a number that is too large stays too large
+    const Py_ssize_t number = PyNumber_AsSsize_t(value, nullptr);
     if (number == -1 && PyErr_Occurred()) return -1;
     if (number < 0 || number > 255) {
         raise_error("InvalidArgument", "an item of a draft is a number from 0 to 255");
@@ -423,7 +426,7 @@ bool draft_begin_publish(Draft *draft) {
         return false;
     }
     if (roots && !set_writable(draft, false)) return false;
-    // First: other threads that publish, cancel or write to it while its owner waits must find it published.
+    // Set first: other threads that publish, cancel or write to it while its owner waits must see it as published.
     draft->state = DraftState::published;
     if (roots) draft->owner->hold(draft->token), draft->lent = true;
     return true;

@@ -108,7 +108,7 @@ PyObject *message_array(PyObject *self, PyObject *const *arguments, Py_ssize_t c
     return array_over(self, arguments, count, names);
 }
 
-// An empty message is a message: `while message := subscriber.read(1)` goes on.
+// An empty message is true too, so that `while message := subscriber.read(1)` goes on.
 int message_truth(PyObject *) { return 1; }
 
 Py_ssize_t message_length(PyObject *self) { return as_message(self)->envelope.size; }
@@ -139,7 +139,7 @@ Py_hash_t message_hash(PyObject *self) {
 // Equal to any bytes-like object of the same content.
 PyObject *message_compare(PyObject *self, PyObject *other, int operation) {
     if (operation != Py_EQ && operation != Py_NE) Py_RETURN_NOTIMPLEMENTED;
-    bool equal;
+    bool equal = false;
     if (self == other) {
         equal = true;
     } else if (!PyObject_CheckBuffer(other) || as_message(self)->released) {
@@ -187,8 +187,8 @@ PyObject *get_source(PyObject *self, void *) {
     return Py_NewRef(source ? source : Py_None);
 }
 
-// The value that ``make`` gives. Where it raises, ``failed(message, error)`` gives or raises what counts: so a decoder
-// that is a C function costs no frame of Python.
+// The value that ``make`` returns. If it raises, the result is what ``failed(message, error)`` returns or raises. This
+// way a decoder that is a C function costs no Python frame.
 PyObject *decode(PyObject *self, PyObject *make, PyObject *failed) {
     PyObject *value = PyObject_CallOneArg(make, self);
     if (value || !PyErr_ExceptionMatches(PyExc_Exception)) return value;
@@ -341,7 +341,7 @@ PyObject *message_deepcopy(PyObject *self, PyObject *) {
         owner->release(0);
         return nullptr;
     }
-    as_message(copy)->properties = Py_XNewRef(message->properties);  // nobody changes it
+    as_message(copy)->properties = Py_XNewRef(message->properties);  // shared: it is never changed
     as_message(copy)->decoder = Py_XNewRef(message->decoder);
     return copy;
 }

@@ -20,8 +20,8 @@ namespace penstock {
 
 struct Owner {
     virtual void release(std::uint64_t token) noexcept = 0;
-    // Announces one more release of that token: a message taken out of a batch holds its memory by itself. False: this
-    // owner cannot release messages one by one, and each one holds the memory of the whole batch.
+    // Called when a message is taken out of a batch and will hold its memory itself: there will be one more release of
+    // this token. False: this owner cannot release messages one by one, so each message holds the whole batch.
     virtual bool retain(std::uint64_t) noexcept { return false; }
     // What a batch calls for all its messages at once.
     virtual void release_many(const std::uint64_t *tokens, std::size_t count) noexcept {
@@ -53,9 +53,9 @@ struct Envelope {
     static constexpr std::int64_t not_stored = INT64_MIN;
     std::int64_t stored_ns = not_stored;
     std::int8_t intact = -1;   // whether the checksum matches; -1: none was checked
-    bool activation = false;   // published by opening, not by publish()
+    bool activation = false;   // published by opening the publisher, not by publish()
     std::uint32_t metadata_size = 0;
-    const std::uint8_t *metadata = nullptr;  // of the reach's own, in memory that lives as long as data
+    const std::uint8_t *metadata = nullptr;  // metadata of the reach, in memory that lives as long as data
 
     std::string_view encoded_properties() const { return at(0, properties_size); }
     std::string_view message_id() const { return at(properties_size, message_id_size); }
@@ -124,8 +124,8 @@ PyObject *batch_channels(PyObject *batch);
 inline bool batch_check(PyObject *object) { return Py_IS_TYPE(object, batch_type); }
 
 struct DraftOwner {
-    // An array that array() gave outlives the publishing: its memory stays readable until let_go. Asked for before
-    // publish, and let go once, whether publish succeeds or not.
+    // An array that array() returned outlives the publishing: keep its memory readable until let_go. Called before
+    // publish; let_go follows once, whether publish succeeds or not.
     virtual void hold(std::uint64_t) noexcept {}
     virtual void let_go(std::uint64_t) noexcept {}
     // Publishes the first `size` bytes; what it returns is what draft.publish() returns. Meanwhile the draft counts as
@@ -133,15 +133,15 @@ struct DraftOwner {
     // open again and may be published or cancelled later, unless its memory was taken (memory_held is false).
     virtual PyObject *publish(PyObject *draft, std::uint64_t token, std::int64_t size) = 0;
     virtual void cancel(std::uint64_t token) noexcept = 0;
-    // Cancelled while somebody can still write into it: nobody else may have the memory yet, but the draft no longer
-    // counts as reserved. cancel comes with the token that this gives, once nobody can write any more.
+    // Cancelled while a view could still write into it: the memory must not be reused yet, but the draft no longer
+    // counts as reserved. cancel is called with the token that this returns, once no view is left.
     virtual std::uint64_t strand(std::uint64_t token) noexcept { return token; }
 
    protected:
     ~DraftOwner() = default;
 };
 
-// Of publish_many, with an error set: the error says (as `published`) how many messages went before it.
+// For publish_many, with an error set: adds the attribute `published`, the number of messages published before it.
 void tell_published(std::size_t count);
 
 enum class DraftState : std::uint8_t { open, published, cancelled };
@@ -158,13 +158,13 @@ struct Draft {
     PyObject *weakrefs;
     std::uint32_t exports;
     DraftState state;
-    bool memory_held;  // false once the owner has been told publish or cancel
+    bool memory_held;  // false once publish or cancel of the owner was called
     bool lent;         // the owner holds the memory for arrays that outlive the publishing
 };
 
-// Around publishing, for a room that publishes drafts by another way than draft.publish(). Begin: the draft is open,
-// views that Penstock gave end, nobody can write any more; else false with an error set and the draft as it was. End: hands
-// `result` on; without one the draft is open again, unless its memory was taken.
+// For a room that publishes drafts in another way than draft.publish(). Begin: checks that the draft is open, ends the
+// views that Penstock gave, and checks that nobody else can write; otherwise false with an error set and the draft
+// unchanged. End: passes `result` on; without a result the draft is open again, unless its memory was taken.
 bool draft_begin_publish(Draft *draft);
 PyObject *draft_end_publish(Draft *draft, PyObject *result);
 
@@ -173,7 +173,7 @@ PyObject *draft_new(std::uint8_t *data, std::int64_t size, DraftOwner *owner, st
 // Raises penstock.errors.NAME with a formatted text; returns null for `return raise(...)`.
 PyObject *raise_error(const char *name, const char *format, ...);
 
-// PyObject_GetBuffer for what a user publishes: an object without a buffer is told what to do instead.
+// PyObject_GetBuffer for what a user publishes: the error for an object without a buffer says what to do instead.
 int buffer_to_publish(PyObject *object, Py_buffer *view, int flags);
 
 }  // namespace penstock

@@ -1,4 +1,4 @@
-// Batches looked into and made by binding files, without a step in Python for each message.
+// For binding files: reading and creating batches without a Python step for each message.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -31,7 +31,7 @@ void make_folders(const std::string &path) {
         mkdir(path.substr(0, slash).c_str(), 0700);
 }
 
-// A sum is no proof against a file that was made on purpose: nothing may lead outside of the record.
+// A checksum does not protect against a forged file: no field may lead outside of the record.
 void keep_within(DeathRecord &death) {
     death.members = std::min(death.members, most_members_of_death);
     death.program[sizeof death.program - 1] = death.finder_program[sizeof death.finder_program - 1] = 0;
@@ -41,7 +41,7 @@ void keep_within(DeathRecord &death) {
     }
 }
 
-// The user's file of deaths, open and locked; without a descriptor where it cannot be had, and then `problem` says why.
+// The user's file of deaths, opened and locked; if that fails it has no descriptor, and `problem` says why.
 class DeathsFile {
    public:
     explicit DeathsFile(bool write) : path(deaths_path()), problem(open_here(write)) {
@@ -55,7 +55,7 @@ class DeathsFile {
 
     bool locked() const { return locked_; }
 
-    // Whether the record in that place is whole; one that is not, and a place that has none, gives number 0.
+    // Whether the record at that index is intact; a damaged or empty one gives number 0.
     bool read(std::uint32_t place, DeathRecord &record) const {
         if (pread(descriptor_, &record, sizeof record, off_t(place) * death_bytes) != ssize_t(sizeof record))
             record = DeathRecord();
@@ -71,7 +71,7 @@ class DeathsFile {
     }
 
    private:
-    NoFork no_fork_;  // a child would keep the lock for as long as it lives
+    NoFork no_fork_;  // a forked child would inherit the lock and keep it
     int descriptor_ = -1;
     bool locked_ = false;
 
@@ -79,7 +79,7 @@ class DeathsFile {
     const std::string path, problem;
 
    private:
-    // Why it cannot be had; empty: it is open.
+    // Why it could not be opened; empty: it is open.
     std::string open_here(bool write) {
         if (path.empty()) return "neither XDG_STATE_HOME nor HOME names a folder";
         if (write) make_folders(path);
@@ -89,8 +89,8 @@ class DeathsFile {
         struct stat status {};
         if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) return "it is no file";
         if (status.st_uid != geteuid()) return "it belongs to somebody else";
-        if (write && status.st_mode & 077) fchmod(descriptor_, 0600);  // beginnings of messages are in it
-        // All of its room at once: that a disk is full shows here, and not in the middle of a record.
+        if (write && status.st_mode & 077) fchmod(descriptor_, 0600);  // it contains beginnings of messages
+        // Allocate the whole file at once: a full disk then fails here, and not in the middle of a record.
         int error = write && status.st_size < file_bytes ? posix_fallocate(descriptor_, 0, file_bytes) : 0;
         return error == ENOSPC || error == EDQUOT || error == EFBIG ? std::strerror(error) : "";
     }
@@ -125,7 +125,7 @@ bool in_shm(const MemberRecord &member) { return std::strcmp(member.room, "shm")
 void add(DeathRecord &death, const MemberRecord &member) {
     std::uint32_t outside = 0;
     for (std::uint32_t i = 0; i < death.members; ++i) {
-        if (same(death.member[i], member)) {  // somebody has looked before it was put right
+        if (same(death.member[i], member)) {  // it was recorded by an earlier look, before the recovery
             death.member[i] = member;
             return;
         }
@@ -153,7 +153,7 @@ DeathRecord new_record(std::uint64_t token, const Dead &dead, const DeathRecord 
     return death;
 }
 
-// Into the record of that process, or over the oldest one.
+// Writes into the record of that process, or overwrites the oldest record.
 void store(const DeathsFile &file, std::vector<DeathRecord> &records, std::uint64_t token, const Dead &dead) {
     std::uint64_t newest = 0;
     std::uint32_t place = 0;
@@ -165,7 +165,7 @@ void store(const DeathsFile &file, std::vector<DeathRecord> &records, std::uint6
             break;
         }
         if (std::find(std::begin(found.replaced), std::end(found.replaced), token) != std::end(found.replaced))
-            return;  // written down before, and written over since
+            return;  // it was recorded before and has been overwritten since
         if (found.number < records[place].number) place = i;
     }
     DeathRecord &death = records[place];
@@ -194,14 +194,15 @@ void write_deaths(const std::map<std::uint64_t, Dead> &dead) noexcept {
 Deaths read_deaths() {
     Deaths found;
     {
-        DeathsFile file(true);  // as a writer would, to know whether one can
+        DeathsFile file(true);  // opened for writing, to find out whether that is possible
         found.path = file.path;
         found.problem = file.problem;
     }
     DeathsFile file(false);
     for (std::uint32_t i = 0; file.problem.empty() && i < most_deaths; ++i) {
         DeathRecord death;
-        if (!file.read(i, death) && file.locked()) ++found.damaged;  // else somebody may be writing it now
+        // without the lock another process may just be writing it
+        if (!file.read(i, death) && file.locked()) ++found.damaged;
         if (death.number) found.records.push_back(death);
     }
     std::sort(found.records.begin(), found.records.end(),

@@ -1,11 +1,11 @@
-// Deaths: what was known of a process that died with handles open, written into a file of the user who finds it dead,
-// before what it left is put right. `penstock autopsy` reads it. shm/deaths.cpp knows what channels tell of their dead
-// members, counters/counters.cpp what a page of counters tells of all other handles.
+// Deaths: what is known of a process that died with handles open. Whoever finds it dead records this in a file of the
+// user before recovering what it left. `penstock autopsy` reads it. shm/deaths.cpp knows what channels tell of their
+// dead members, counters/counters.cpp what a page of counters tells of all other handles.
 //
 // The file is $XDG_STATE_HOME/penstock/deaths (or ~/.local/state/penstock/deaths), of mode 0600: 32 records of 16384
-// bytes, one for each process; the oldest is written over. All numbers are of this machine's byte order. A process that
-// was written over is no new death when another of its handles is looked at: else 33 that died together would drive
-// each other out, channel by channel, and nothing would be left but what the last channel knew.
+// bytes, one for each process; the oldest is written over. All numbers are of this machine's byte order. A process
+// whose record was overwritten is not recorded again when another of its handles is found: otherwise 33 processes that
+// died together would overwrite each other, channel by channel, and only what the last channel knew would be left.
 //
 //   record   0 number of the record, rising; 0: none   8 liveness token   16 when it was found dead (ns since 1970)
 //           24 pid, u32   28 pid of the finder, u32   32 members written, u32   36 members left out, u32
@@ -20,8 +20,8 @@
 //           96 room, 16 bytes   112 kind, 16 bytes   128 name, 432 bytes
 //          560 the beginning of the last message, 64 bytes   624 not of shm: messages neither delivered nor lost   632 zero
 //
-// Rules: any thread. Nothing here throws or waits for long: who cannot write (no directory, no room, somebody else is
-// writing for more than 20 ms) leaves it, for putting right is what matters.
+// Rules: any thread. Nothing here throws or waits for long: if it cannot be written (no directory, no space, another
+// process writes for more than 20 ms) it is skipped, because the recovery itself matters more.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ namespace penstock {
 inline constexpr std::uint32_t most_deaths = 32;
 inline constexpr std::uint32_t death_bytes = 16384;
 inline constexpr std::uint32_t most_members_of_death = 25;
-inline constexpr std::uint32_t most_members_outside_shm = 15;  // the other places are kept for shm, which knows more
+inline constexpr std::uint32_t most_members_outside_shm = 15;  // the other entries are kept for shm, which knows more
 
 struct MemberRecord {
     std::uint8_t reliable = 0, zero[3] = {};
@@ -67,12 +67,12 @@ struct Dead {
     std::vector<MemberRecord> members;
 };
 
-// Writes down what is known of these processes, by their liveness tokens; adds to what was written of them before.
+// Records what is known of these processes, by their liveness tokens; adds to what was recorded before.
 void write_deaths(const std::map<std::uint64_t, Dead> &dead) noexcept;
 
 struct Deaths {
     std::vector<DeathRecord> records;  // the newest first
-    std::uint32_t damaged = 0;         // records that are not whole: nothing in them can be believed
+    std::uint32_t damaged = 0;         // damaged records, which are ignored
     std::string path;                  // of the file; empty where no directory is named
     std::string problem;               // why nothing can be written there; empty: it can
 };

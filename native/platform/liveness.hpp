@@ -14,8 +14,8 @@
 
 namespace penstock {
 
-// Goes up in the child at each fork. A handle keeps the value it was made under; another value means that the handle
-// belongs to the parent.
+// Incremented in the child at each fork. A handle keeps the value from its creation; a different value means that the
+// handle belongs to the parent.
 extern std::atomic<std::uint32_t> fork_generation_now;
 inline std::uint32_t fork_generation() noexcept { return fork_generation_now.load(std::memory_order_relaxed); }
 
@@ -33,14 +33,14 @@ bool process_alive(std::uint64_t token);
 // runs in a container; 0 where it has none here (look nothing up in /proc then); none where it is dead.
 std::optional<int> process_holder(std::uint64_t token);
 
-// The end of the process: takes its files away. A C program ends with it by itself; who is ended by a signal at the end of an
-// interpreter (Ctrl-C in Python) calls it before.
+// Removes the files of this process at its end. It runs by itself at a normal exit; a process that is ended by a signal
+// at the end of an interpreter (Ctrl-C in Python) calls it before.
 void process_end() noexcept;
 
 // "KIND.PID.RANDOM": what names of files that belong to a process begin with.
 std::string process_file_name(const char *kind, std::uint64_t token);
 
-// What this process runs, for those who find it dead: the name of its program; for Python that of the script or module.
+// The name of this process's program, for processes that find it dead; for Python the name of the script or module.
 // No options and no arguments: those may hold secrets.
 const std::string &process_program();
 

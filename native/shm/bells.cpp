@@ -71,11 +71,11 @@ bool Bells::is_readable() noexcept {
 
 void Bells::set_tick() noexcept {
     constexpr itimerspec once{{0, 0}, {look_again_ns / 1'000'000'000, look_again_ns % 1'000'000'000}};
-    timerfd_settime(tick_.get(), 0, &once, nullptr);  // an old tick goes
+    timerfd_settime(tick_.get(), 0, &once, nullptr);  // replaces an old tick
 }
 
 void Bells::wake_self() noexcept {
-    if (own_) (void)!write(own_.get(), "", 1);  // full: it is readable then
+    if (own_) (void)!write(own_.get(), "", 1);  // if the FIFO is full it is readable anyway
     if (std::uint64_t sleep = self_->sleep.load(); (sleep & asleep) && !(sleep & asleep_on_descriptor))
         futex_clear_and_wake(self_->sleep);
 }
@@ -95,8 +95,8 @@ void Bells::ring(bool publisher, std::uint32_t member, bool by_descriptor) noexc
             if (bell.file && (fstat(bell.file.get(), &status) != 0 || !S_ISFIFO(status.st_mode))) bell.file = File();
             bell.taken = taken;
         }
-        if (bell.file && write(bell.file.get(), "", 1) < 0) return;  // full: it is readable then
-    } catch (...) {  // no memory for the list of bells: the sleeper looks again by itself
+        if (bell.file && write(bell.file.get(), "", 1) < 0) return;  // if the FIFO is full it is readable anyway
+    } catch (...) {  // no memory for the list of bells: the sleeper checks again by itself
     }
 }
 

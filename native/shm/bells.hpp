@@ -1,5 +1,5 @@
-// How a member that sleeps is woken: through its mark in shared memory (a futex) when it waits for nothing else, through
-// a FIFO when it waits for another descriptor too or when select or asyncio wait in its stead.
+// How a sleeping member is woken: through its mark in shared memory (a futex) if it waits for nothing else, through a
+// FIFO if it also waits for another descriptor, or if select or asyncio wait for it.
 //
 // Rules: one thread at a time; wake_self() by any thread. No descriptor is made before one is needed, and close() gives
 // all of them back.
@@ -14,7 +14,7 @@
 
 namespace penstock::shm {
 
-// Longest sleep before shared memory is looked at again: who published may have been killed before it rang.
+// Longest sleep before shared memory is checked again: a publisher may have been killed before it rang the bell.
 inline constexpr std::int64_t look_again_ns = 500'000'000;
 
 class Bells {
@@ -29,7 +29,7 @@ class Bells {
     int watched();
     void drain() noexcept;
     bool is_readable() noexcept;
-    // From now on it takes look_again_ns until the watched descriptor is readable by itself.
+    // Makes the watched descriptor readable by itself after look_again_ns.
     void set_tick() noexcept;
     // Makes the descriptors readable, and ends a sleep of another thread of this process.
     void wake_self() noexcept;

@@ -64,7 +64,7 @@ struct OpenHandles {
     }
 };
 
-// After the interpreter: no Python code runs any more, so nobody comes to wait anew and nobody is told of an error.
+// Runs after the interpreter has ended: no Python code runs any more, so no new wait begins and no error can be raised.
 void leave_all() {
     constexpr std::int64_t longest_ns = 1'000'000'000;
     if (interpreter_gone.exchange(true)) return;
@@ -230,7 +230,7 @@ static nb::dict member_dictionary(const shm::MemberView &member) {
     return entry;
 }
 
-// What a damaged control block says may be no text at all.
+// A damaged control block may contain bytes that are no text.
 static nb::list channels() {
     std::vector<shm::ChannelView> views;
     {

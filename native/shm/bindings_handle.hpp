@@ -19,17 +19,17 @@ struct HandleObject {
     PyObject_HEAD
     Native *handle;
     std::int64_t spin_ns;
-    std::uint32_t waiting;  // threads and tasks that would touch the handle after a close
+    std::uint32_t waiting;  // threads and tasks that still use the handle: it is closed when they are done
     bool close_pending;
     std::atomic<std::uint32_t> inside;  // threads in native code without the GIL
 };
 
-// Has the handle leave its channel at the end of the interpreter, if it still is there. False with an error set.
+// Registers the handle, so that it leaves its channel at the end of the interpreter. False with an error set.
 bool leave_at_exit(void *object, void (*stop)(void *), bool (*leave)(void *));
 void forget_at_exit(void *object);
 extern std::atomic<bool> interpreter_gone;
 
-// Runs it without the GIL. Once the interpreter is gone nobody comes back: there is no GIL to take.
+// Runs it without the GIL. Once the interpreter has ended it never returns: there is no GIL to take.
 template <typename Object, typename Function>
 auto run_inside(Object *self, Function &&function) {
     struct Outside {
@@ -39,13 +39,13 @@ auto run_inside(Object *self, Function &&function) {
             while (interpreter_gone.load()) pause();
         }
     };
-    self->inside.fetch_add(1);  // while it has the GIL: whoever ends the interpreter sees it
+    self->inside.fetch_add(1);  // with the GIL held, so that the end of the interpreter sees it
     GilReleased released;
     Outside outside{self};
     return function();
 }
 
-// The handle where it may be used, else null with an error set.
+// The handle if it may be used, else null with an error set.
 template <typename Object>
 auto usable(Object *self) -> decltype(self->handle) {
     auto *handle = self->handle;
@@ -59,7 +59,7 @@ auto usable(Object *self) -> decltype(self->handle) {
     return nullptr;
 }
 
-// Closes in earnest once nobody waits any more.
+// Closes the handle once no thread waits any more.
 template <typename Object>
 void settle_close(Object *self) {
     if (!self->close_pending || self->waiting) return;
@@ -119,7 +119,7 @@ PyObject *wait_method(PyObject *object, PyObject *arguments, PyObject *names) {
     } catch (...) {
         return raise_current();
     }
-    // No time at all is a look, at the other descriptor too.
+    // A time-out of 0 only checks, the other descriptor too.
     if (deadline == 0) deadline = monotonic_ns() + (descriptor >= 0);
     std::int64_t until = spin_until(self->spin_ns);
     if (!wait_with(self, woken, [&] { return handle->wait(deadline, until, descriptor); })) return nullptr;
@@ -139,8 +139,8 @@ PyObject *close_method(PyObject *object, PyObject *) {
     Py_RETURN_NONE;
 }
 
-// The interpreter is gone: threads that wait are told to stop, and once none is inside the channel is left. Its memory
-// stays mapped: the process ends anyway. Where a thread stays inside, others find this process dead.
+// The interpreter has ended: tell waiting threads to stop, and leave the channel once no thread is inside. The memory
+// stays mapped, because the process ends anyway. If a thread stays inside, other processes find this one dead.
 template <typename Object>
 void stop_object(void *object) {
     auto *handle = static_cast<Object *>(object)->handle;
@@ -160,7 +160,7 @@ bool remember_handle(Object *self) {
     return leave_at_exit(self, stop_object<Object>, leave_object<Object>);
 }
 
-// A task of an event loop waits for the descriptor: a close gives it back when the task has looked once more.
+// A task of an event loop waits for the descriptor: a close takes effect when the task has checked once more.
 template <typename Object>
 PyObject *begin_wait_method(PyObject *object, PyObject *) {
     auto *self = reinterpret_cast<Object *>(object);

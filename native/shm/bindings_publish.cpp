@@ -1,4 +1,4 @@
-// publish, publish_many and reserve of penstock._core.shm.Publisher, with nothing in the way.
+// publish, publish_many and reserve of penstock._core.shm.Publisher: the fast paths.
 #include <cstring>
 
 #include "shm/bindings_publisher.hpp"
@@ -7,7 +7,7 @@ namespace penstock::shm {
 
 namespace {
 
-constexpr std::int64_t of_handle = -2;  // a deadline that was not given: the handle's timeout says
+constexpr std::int64_t of_handle = -2;  // no time-out was given: use the handle's own
 
 std::int64_t settle_deadline(PublisherObject *self, std::int64_t given) {
     if (given != of_handle) return given;
@@ -21,13 +21,13 @@ bool refuse_full(Publisher *handle, bool timed_out) {
     return false;
 }
 
-// The slow end of taking a slot: wait for readers, or say who holds everything. False without an error: an unreliable
-// publisher finds nothing but what reliable subscribers still want, and may give its message up.
+// The slow path of taking a slot: wait for readers, or raise an error that says who holds everything. False without an
+// error: an unreliable publisher found only slots that reliable subscribers still want, and may drop its message.
 bool take_slowly(PublisherObject *self, Publisher *handle, std::uint64_t size, Publisher::Place &place,
                  std::int64_t deadline, bool may_give_up) {
     deadline = settle_deadline(self, deadline);
     try {
-        if (!handle->writer.reliable) {  // somebody dead may hold what ought to be free
+        if (!handle->writer.reliable) {  // a dead process may hold slots that should be free
             run_without_gil(self, [&] { return handle->member.recover(); });
             if (!usable(self)) return false;
             Taken taken = handle->reserve(place, size);
@@ -204,7 +204,7 @@ PyObject *publisher_publish_many(PyObject *object, PyObject *const *arguments, P
         return ordinal || !PyErr_Occurred();
     };
     if (batch_check(argument)) {
-        BatchPin pin(argument);  // a full channel is waited for without the GIL
+        BatchPin pin(argument);  // waiting for room releases the GIL
         if (!pin.entries()) return nullptr;
         for (const Envelope &entry : *pin.entries()) {
             if (tried++ % 16 == 0) now_ns = realtime_ns();

@@ -1,4 +1,4 @@
-// read, read_newest, read_many and find of penstock._core.shm.Subscriber, with nothing in the way.
+// read, read_newest, read_many and find of penstock._core.shm.Subscriber: the fast paths.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -13,11 +13,11 @@ namespace {
 constexpr int batch_patience = 64;
 constexpr std::size_t small_batch = 32;
 constexpr std::int64_t linger_ns = 2'000;
-constexpr std::int64_t limit_patience_ns = 1'000'000'000;  // at the limit for so long: a word of it
+constexpr std::int64_t limit_patience_ns = 1'000'000'000;  // warn after so long at the limit
 
 // Waits for a message. False with an error set.
 bool wait_message(SubscriberObject *self, std::int64_t deadline, Woken &woken, int patience = 4) {
-    // Who has read a good many at once is in a stream: the next one is near. Who waits for each one sleeps at once.
+    // A reader that has just read many messages is in a stream: spin, the next one is near. Otherwise sleep at once.
     std::int64_t until = spin_until(self->spin_ns ? self->spin_ns : self->streak >= 32 ? short_spin_ns : 0);
     self->streak = 0;
     if (self->spin_ns) patience = 1;
@@ -35,7 +35,7 @@ bool tell_dropped(SubscriberObject *self) {
     return done != nullptr;
 }
 
-// Nothing is there: prepares the descriptor of who polls it. False when there is something after all.
+// Nothing is there: arms the descriptor for pollers. False if there is something after all.
 bool nothing_now(SubscriberObject *self, Subscriber *handle) { return !self->watched || handle->arm(); }
 
 // A message over what was read; releases it and gives null with an error set when it cannot.
@@ -45,8 +45,8 @@ PyObject *message_of(SubscriberObject *self, const Envelope &envelope) {
     return message;
 }
 
-// All that may be held is held, and messages wait: waits for a release, or makes the descriptor wait for one. False with
-// an error set; `woken` is timeout when there is nothing to be had.
+// The limit of held messages is reached, and messages wait: waits for a release, or arms the descriptor for one. False
+// with an error set; `woken` is timeout if nothing was released.
 bool wait_at_limit(SubscriberObject *self, Subscriber *handle, std::int64_t deadline, Woken &woken) {
     woken = Woken::timeout;
     std::int64_t now = monotonic_ns();
@@ -56,7 +56,7 @@ bool wait_at_limit(SubscriberObject *self, Subscriber *handle, std::int64_t dead
         self->limit_told = true;
         return PyErr_WarnEx(PyExc_RuntimeWarning, handle->why_limit().c_str(), 1) == 0;
     };
-    if (deadline == 0) {  // an event loop waits for the descriptor and looks now and then
+    if (deadline == 0) {  // an event loop waits for the descriptor and checks now and then
         if (!self->watched) return true;
         handle->arm_release();
         return self->limit_told || now < patience || tell();
@@ -72,7 +72,7 @@ PyObject *read_with(SubscriberObject *self, PyObject *timeout, Found (Subscriber
     Subscriber *handle = usable(self);
     if (!handle) return nullptr;
     std::int64_t deadline = -2;
-    // Looked at where it is needed, or where it may be wrong: a plain float that is good costs a compare.
+    // Parsed only when it is needed or may be invalid: a valid plain float costs one comparison.
     if (timeout && timeout != Py_None && !(PyFloat_CheckExact(timeout) && PyFloat_AS_DOUBLE(timeout) >= 0) &&
         !read_timeout(timeout, deadline))
         return nullptr;
@@ -129,7 +129,7 @@ bool one_timeout(PyObject *const *arguments, Py_ssize_t count, PyObject *names, 
     return true;
 }
 
-// Up to `most` messages that are there now, into `entries`. What goes wrong after the first one is told by the next read.
+// Up to `most` messages that are there now, into `entries`. An error after the first one is raised by the next read.
 Found gather(SubscriberObject *self, Subscriber *handle, std::size_t most, std::vector<Envelope> &entries) {
     Pending &pending = *self->pending;
     View view;
@@ -181,7 +181,8 @@ PyObject *subscriber_read_many(PyObject *object, PyObject *arguments, PyObject *
             entries.reserve(room);
             Found found = gather(self, handle, room, entries);
             if (!entries.empty() && !waited && self->busy && entries.size() < std::min(small_batch, room)) {
-                // Right behind a busy publisher: each look takes the lines that it is writing. Let some gather.
+                // Close behind a busy publisher: each check would take the cache lines that it is writing. Let some
+                // messages gather.
                 for (std::int64_t end = monotonic_ns() + linger_ns; monotonic_ns() < end;) relax();
                 gather(self, handle, room, entries);
             }
@@ -220,7 +221,7 @@ PyObject *subscriber_find(PyObject *object, PyObject *argument) {
     int overflow = 0;
     long long timestamp = PyLong_AsLongLongAndOverflow(argument, &overflow);
     if (timestamp == -1 && PyErr_Occurred()) return nullptr;
-    if (overflow > 0) Py_RETURN_NONE;  // no message is so late
+    if (overflow > 0) Py_RETURN_NONE;  // no message can be that late
     if (overflow < 0) timestamp = std::numeric_limits<long long>::min();
     View view;
     try {

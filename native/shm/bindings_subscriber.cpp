@@ -34,7 +34,7 @@ PyObject *subscriber_counts(PyObject *object, PyObject *) {
     if (!handle->closed.load()) {
         const bool alone = handle->member.belongs_here() && !as_subscriber(object)->inside.load();
         try {
-            // Looks whether a publisher has come; a thread that waits does so itself, and a forked child has no say.
+            // Checks whether a publisher has joined; a waiting thread does so itself, and a forked child must not.
             if (alone) handle->has_next();
         } catch (...) {
             return raise_current();
@@ -67,7 +67,7 @@ PyObject *get_most_held(PyObject *object, void *) {
 }
 PyObject *get_slots(PyObject *object, void *) {
     return read_property<SubscriberObject>(object, [](auto &h) {
-        h.has_next();  // looks whether a publisher has come
+        h.has_next();  // checks whether a publisher has joined
         return PyLong_FromUnsignedLong(h.member.channel.slot_count);
     });
 }

@@ -18,7 +18,8 @@ struct Holder final : Owner {
     }
 };
 
-// What an error kept from being handed out, for the next read: messages, held and counted, then the error of the next one.
+// What an error kept from being returned, for the next read: messages that are held and counted, then the next one's
+// error.
 struct Pending {
     std::deque<Envelope> messages;
     std::optional<Error> error;
@@ -34,9 +35,9 @@ struct SubscriberObject : HandleObject<Subscriber> {
     std::int64_t limit_since_ns;  // since when messages wait while it holds all it may; 0: they do not
     std::uint32_t streak;   // messages read without waiting since the last wait
     bool busy;              // the last read_many found something at once
-    bool watched;        // somebody polls the descriptor
-    bool tells_drops;    // self._tell_dropped(count) wants to know
-    bool limit_told;     // that messages wait while it holds all it may
+    bool watched;        // the descriptor is being polled
+    bool tells_drops;    // self._tell_dropped(count) must be called
+    bool limit_told;     // whether the warning about the limit was given
 };
 
 inline SubscriberObject *as_subscriber(PyObject *self) { return reinterpret_cast<SubscriberObject *>(self); }

@@ -1,11 +1,11 @@
-// The algorithm: lock-free publishing and reading in memory that somebody else provides. No system call, no allocation
-// on the way of a message, so that native tests drive it in plain memory with many threads.
+// The algorithm: lock-free publishing and reading in memory that the caller provides. No system call and no allocation
+// per message, so that native tests can run it in plain memory with many threads.
 //
 // Rules
 //   - Every operation that decides something is sequentially consistent; there is no stand-alone fence.
-//   - Whatever is read from shared memory may be nonsense (a hostile writer): indexes are checked, loops are bounded.
+//   - Whatever is read from shared memory may be invalid (a hostile writer): indexes are checked, loops are bounded.
 //   - Writer and Reader are the private side of one member and are used by one thread at a time.
-//   - A member that dies after any step leaves words that recover_publisher and recover_subscriber put right; both may
+//   - A member that dies after any step leaves words that recover_publisher and recover_subscriber repair; both may
 //     be repeated, and run under the channel's file lock.
 #pragma once
 
@@ -23,9 +23,9 @@ struct Writer {
     std::uint32_t index = 0;
     bool reliable = false;
     std::int32_t vchan = -1;
-    std::uint64_t floor = 0;  // every reliable subscriber has seen what is below it
-    std::uint64_t lowered = 0;  // Header::lowered when that was looked at
-    std::uint64_t ordinal = 0;  // of what was published last
+    std::uint64_t floor = 0;  // every reliable subscriber has seen all sequences below it
+    std::uint64_t lowered = 0;  // the value of Header::lowered when floor was computed
+    std::uint64_t ordinal = 0;  // ordinal of the last published message
 };
 
 // A subscriber's private side.
@@ -38,10 +38,10 @@ struct Reader {
     std::int32_t vchan = -1;
     std::uint64_t cursor = 1;
     std::uint32_t held = 0;
-    std::uint32_t most_held = 1;  // sure of these
-    std::uint32_t extra = 0;      // and may hold so many more
+    std::uint32_t most_held = 1;  // slots it may always hold
+    std::uint32_t extra = 0;      // further slots that it has claimed
     bool may_exceed = false;      // it may claim more while slots are free
-    std::uint64_t lost = 0;  // sequences that were gone when looked at, since the cursor was first set
+    std::uint64_t lost = 0;  // sequences that were overwritten before it read them, since the cursor was first set
     std::vector<Pin> pins;   // by slot
 };
 
@@ -133,7 +133,7 @@ struct Channel {
         return mark > first ? mark : first;
     }
 
-    // Completes whatever was installed at the tail. Anyone may do it, any number of times.
+    // Completes what was installed at the tail. Any member may do this, any number of times.
     void help() {
         for (std::uint64_t turns = 0; turns < 2 * ring_size; ++turns) {
             std::uint64_t t = tail();
@@ -143,7 +143,7 @@ struct Channel {
             if (s >= slot_count) return;
             Slot &slot = slots[s];
             std::uint64_t state = slot.state.load();
-            // An earlier sequence means not yet done; t or a later one that somebody else did it.
+            // An earlier sequence means that it is not done yet; t or a later one that another member did it.
             if (kind_of(state) == slot_owned && sequence_of(state) < t) {
                 PENSTOCK_STEP("help.before_live");
                 slot.state.compare_exchange_strong(state, live(t));
@@ -152,7 +152,7 @@ struct Channel {
             std::int64_t time = slot.timestamp_ns.load();
             std::int32_t vchan = slot.vchan.load();
             std::uint64_t ordinal = slot.ordinal.load();
-            if (slot.state.load() == live(t)) {  // what was read is this message's
+            if (slot.state.load() == live(t)) {  // still this message, so what was read belongs to it
                 std::int64_t last = tables->last_timestamp_ns.load();
                 while (last < time && !tables->last_timestamp_ns.compare_exchange_weak(last, time)) {
                 }
@@ -181,14 +181,15 @@ struct Channel {
 
     // ------------------------------------------------------------------------------------------ who may hold how many
 
-    // Slots that members may hold; the others keep the history. As few are held, the newest messages stay in their slots:
-    // a publisher takes the oldest that nobody holds.
+    // Slots that members may hold; the others keep the history. As long as few are held, the newest messages stay in
+    // their slots, because a publisher takes the oldest slot that nobody holds.
     std::uint64_t to_hold() const {
         std::uint64_t kept = header->history.load(std::memory_order_relaxed);
         return kept < slot_count ? slot_count - kept : slot_count;
     }
 
-    // What all members are sure of and what subscribers have claimed beyond that. Below to_hold(), a publisher finds a slot.
+    // Slots that all members may always hold, and those that subscribers have claimed. Below to_hold(), a publisher
+    // finds a slot.
     std::uint64_t claimed() const {
         std::uint64_t sum = header->sure.load();
         for (std::uint32_t word = 0; word < subscriber_words(); ++word)
@@ -201,7 +202,8 @@ struct Channel {
         return sum + 1 < to_hold() ? std::uint32_t(to_hold() - 1 - sum) : 0;
     }
 
-    // So many slots more for the reader, or none. Of two who claim the same, each sees the other: never do both get them.
+    // Claims so many more slots for the reader, or none. Two readers that claim the same slots see each other, so never
+    // both get them.
     bool claim(Reader &reader, std::uint32_t more) {
         Word &mine = subscribers[reader.index].extra;
         std::uint64_t bit = 1ull << (reader.index % 64);
@@ -215,7 +217,7 @@ struct Channel {
         return fits;
     }
 
-    // Gives back what was claimed and is not held.
+    // Returns slots that were claimed and are not held.
     void give_back_extra(Reader &reader) {
         std::uint32_t needed = reader.held > reader.most_held ? reader.held - reader.most_held : 0;
         if (needed >= reader.extra) return;
@@ -235,7 +237,7 @@ struct Channel {
         hint_summary[s / 4096].fetch_or(1ull << (s / 64 % 64));
     }
 
-    // A slot that may be free, taken out of the hints; slot_count when there is none.
+    // Takes a slot that may be free out of the hints; slot_count if there is none.
     std::uint32_t next_hint() {
         for (std::uint32_t top = 0; top < (slot_count + 4095) / 4096; ++top) {
             for (std::uint64_t words = hint_summary[top].load(); words; words &= words - 1) {
@@ -268,14 +270,14 @@ struct Channel {
         }
     }
 
-    // The publisher goes past a held slot: who releases it gives the hint, unless it was released just now.
+    // The publisher skips a held slot: whoever releases it sets the hint, unless it was released just now.
     void pass_by(std::uint32_t s) {
         slots[s].skipped.fetch_or(1);
         if (!is_held(s)) hint_free(s);
     }
 
-    // The ring does not name the slot's message any more. Who wants it finds it by next_kept, and gives the hint when it lets
-    // it go; where nobody does, or has just done so, the hint is given here.
+    // The ring no longer refers to the slot's message. A reader that wants it finds it by next_kept, and sets the hint
+    // when it releases it; if no reader does, or one has just released it, the hint is set here.
     void keep(std::uint32_t s) {
         slots[s].skipped.fetch_or(1);
         std::uint64_t state = slots[s].state.load();
@@ -286,7 +288,7 @@ struct Channel {
 
     // ------------------------------------------------------------------------------------------ publishing
 
-    // Below it every reliable subscriber has seen everything.
+    // The sequence below which every reliable subscriber has seen everything.
     std::uint64_t reliable_floor() const {
         std::uint64_t floor = tail();
         for (std::uint32_t word = 0; word < subscriber_words(); ++word)
@@ -303,7 +305,7 @@ struct Channel {
         return false;
     }
 
-    // Whether a reliable subscriber that wants message n of that virtual channel has not seen it.
+    // Whether a reliable subscriber of that virtual channel has not seen message n yet.
     bool is_wanted(std::uint64_t sequence, std::int32_t vchan) const {
         for (std::uint32_t word = 0; word < subscriber_words(); ++word)
             for (std::uint64_t bits = reliable[word].load(); bits; bits &= bits - 1) {
@@ -313,7 +315,8 @@ struct Channel {
         return false;
     }
 
-    // An unreliable publisher passes over what reliable subscribers still want of a reliable one, and over nothing else.
+    // An unreliable publisher skips messages of reliable publishers that reliable subscribers still want, and nothing
+    // else.
     bool may_overwrite(Writer &writer, std::uint64_t sequence, std::uint32_t s) {
         bool unreliable = !(slots[s].flags.load() & message_reliable);
         if (!writer.reliable && unreliable) return true;
@@ -350,7 +353,7 @@ struct Channel {
             PENSTOCK_STEP("take.before_claimed");
             if (!slot.state.compare_exchange_strong(claiming, owned)) return Taken::held;  // a reader put it back
         }
-        // Ours now: whoever marks it at this moment saw it as it was before, and its turn will come again.
+        // Ours now: a reader that sets its bit at this moment has seen the old state, and will check again.
         if (slot.skipped.load(std::memory_order_relaxed)) slot.skipped.store(0, std::memory_order_relaxed);
         PENSTOCK_STEP("take.after_owned");
         return Taken::yes;
@@ -366,7 +369,7 @@ struct Channel {
             std::uint32_t s = next_hint();
             if (s >= slot_count) break;
             PENSTOCK_STEP("acquire.after_hint");
-            // A hint may be stale: what the oldest mark has not passed is taken in its turn only.
+            // A hint may be stale: a message that `oldest` has not passed is only taken in its turn.
             std::uint64_t state = slots[s].state.load();
             if (kind_of(state) == slot_live && sequence_of(state) >= oldest()) continue;
             Taken result = take(writer, s);
@@ -389,7 +392,8 @@ struct Channel {
                 result = take(writer, s);
                 if (result == Taken::unread) {
                     if (!vchans && writer.reliable) return result;
-                    worst = result;  // what comes after it may be another virtual channel's, or an unreliable publisher's
+                    // the next one may belong to another virtual channel, or to an unreliable publisher
+                    worst = result;
                     continue;
                 }
             }
@@ -401,11 +405,11 @@ struct Channel {
         return kept || worst == Taken::unread ? Taken::unread : Taken::held;
     }
 
-    // The slot that a few messages on will be needed: its line is in another core's cache by then.
+    // Prefetch the slot that will be needed a few messages later: its line is in another core's cache.
     void fetch_ahead(std::uint64_t n) const {
         std::uint64_t entry = entry_at(n + 6).load(std::memory_order_relaxed);
         if (slot_in(entry) >= slot_count || lap_in(entry) != lap_of(n + 6)) return;
-        fetch_for_writing(&slots[slot_in(entry)]);  // readers too write into it: their bit
+        fetch_for_writing(&slots[slot_in(entry)]);  // readers write into it too: their bit
     }
 
     // The compiler's own prefetch fetches for reading where it builds for any machine; the line would be asked for twice.
@@ -428,8 +432,8 @@ struct Channel {
         }
     }
 
-    // Publishes an owned slot; gives its sequence, 0 where the ring holds nonsense. What is stored in the slot here is stored
-    // with release: who sees it early (help() of another reads it for the tail) sees what went before it too.
+    // Publishes an owned slot; returns its sequence, 0 if the ring is damaged. Stores into the slot have release order:
+    // a member that sees them early (help() of another member reads them for the tail) sees what was stored before too.
     std::uint64_t commit(Writer &writer, std::uint32_t s, std::int64_t now_ns) {
         Slot &slot = slots[s];
         slot.vchan.store(writer.vchan, std::memory_order_release);
@@ -439,10 +443,11 @@ struct Channel {
             std::uint64_t entry = entry_at(t).load();
             if (lap_in(entry) >= lap_of(t)) {
                 help();
-                if (tail() == t) return 0;  // nonsense in the ring
+                if (tail() == t) return 0;  // the ring is damaged
                 continue;
             }
-            // What was passed over for so long that the ring's place still names it: never what the oldest mark has passed.
+            // A message that was skipped for so long that this place of the ring still refers to it: not passed by
+            // `oldest` yet.
             std::uint32_t old = slot_in(entry);
             bool passed_over = t > ring_size && t - ring_size >= tables->oldest.load() && old < slot_count &&
                                slots[old].state.load() == live(t - ring_size);
@@ -455,7 +460,7 @@ struct Channel {
             PENSTOCK_STEP("commit.before_install");
             if (entry_at(t).compare_exchange_strong(entry, entry_of(t, s))) {
                 PENSTOCK_STEP("commit.after_install");
-                // The first part of help() at once, for a reader may be looking already.
+                // Does the first part of help() at once, because a reader may be waiting for it.
                 if (kind_of(owned) == slot_owned) slot.state.compare_exchange_strong(owned, live(t));
                 PENSTOCK_STEP("commit.after_live");
                 writer.ordinal = ordinal;
@@ -479,13 +484,14 @@ struct Channel {
 
     // ------------------------------------------------------------------------------------------ reading
 
-    // How often a reader looks before it completes what a publisher has installed. Both at once cost both of them more.
+    // How often a reader checks before it completes what a publisher has installed: doing it at the same time slows
+    // both.
     static constexpr int publisher_turns = 16;
 
     // Tries to hold message n in slot s.
     bool pin(Reader &reader, std::uint64_t n, std::uint32_t s) {
         Reader::Pin &mine = reader.pins[s];
-        if (mine.count) {  // the one reference is shared; the slot cannot have changed
+        if (mine.count) {  // this process holds the slot already, so it cannot have changed
             if (mine.sequence != n) return false;
             ++mine.count;
             return true;
@@ -501,7 +507,7 @@ struct Channel {
             if (kind_of(state) == slot_claiming && sequence_of(state) == n) {
                 if (slot.state.compare_exchange_strong(state, live(n))) state = live(n);
             } else if (kind_of(state) == slot_owned && sequence_of(state) < n) {
-                // Installed, not yet completed: it is about to be, unless its publisher has died.
+                // Installed and not completed: this will happen soon, unless its publisher has died.
                 if (turns >= publisher_turns) help();
                 state = slot.state.load();
             } else {
@@ -551,8 +557,8 @@ struct Channel {
         return whole && vchan != reader.vchan;
     }
 
-    // The first message from sequence `from` on, before `to`, that the ring has lost and that was kept in its slot for a
-    // reliable subscriber; `to` where there is none.
+    // The first message from sequence `from` on, before `to`, that the ring no longer refers to and that was kept in
+    // its slot for a reliable subscriber; `to` if there is none.
     std::uint64_t next_kept(const Reader &reader, std::uint64_t from, std::uint64_t to, std::uint32_t &found_slot) const {
         if (!(reliable[reader.index / 64].load() >> (reader.index % 64) & 1)) return to;
         for (std::uint32_t s = 0; s < slot_count; ++s) {
@@ -565,7 +571,7 @@ struct Channel {
         }
         return to;
     }
-    // Where a reader goes on that the ring has left behind at n.
+    // Where a reader continues that has fallen a whole ring behind at n.
     std::uint64_t next_in_ring(std::uint64_t n) const {
         std::uint64_t end = tail();
         return end > ring_size && end - ring_size > n ? end - ring_size : n + 1;
@@ -617,8 +623,8 @@ struct Channel {
         return result;
     }
 
-    // Whether next() would find something; costs one load when there is nothing. On a virtual channel messages of others
-    // are passed by on the way, and so is what is gone, whosever it was: it is no message to be read.
+    // Whether next() would find something; costs one load if there is nothing. On a virtual channel, messages of other
+    // channels are skipped on the way, and so are overwritten ones.
     bool has_next(Reader &reader) {
         std::uint64_t n = reader.cursor;
         bool found = false;
@@ -651,7 +657,7 @@ struct Channel {
 
     // ------------------------------------------------------------------------------------------ sleeping
 
-    // Says that the member is about to sleep; gives the mark, which changes when somebody wakes it.
+    // Announces that the member is about to sleep; returns the mark, which changes when the member is woken.
     static std::uint64_t arm(Word *sleepers, Member &member, std::uint32_t index, bool on_descriptor) {
         std::uint64_t generation = (member.sleep.load() >> 2) + 1;
         std::uint64_t mark = generation << 2 | (on_descriptor ? asleep_on_descriptor : 0) | asleep;
@@ -667,8 +673,8 @@ struct Channel {
         sleepers[index / 64].fetch_and(~(1ull << (index % 64)));
     }
 
-    // Calls ring_bell(index, on_descriptor) for each sleeper that wants the virtual channel; the bell comes before the
-    // mark is taken away, so that a waker's death in between costs one bell too many and never one too few.
+    // Calls ring_bell(index, on_descriptor) for each sleeper of the virtual channel. The bell is rung before the mark
+    // is cleared, so that a waker that dies in between causes one wake-up too many and never one too few.
     template <typename Bell>
     static void wake(Word *sleepers, std::uint32_t words, Member *members, std::int32_t vchan, std::uint64_t cursor,
                      Bell &&ring_bell) {
@@ -689,7 +695,7 @@ struct Channel {
     void wake_readers(std::int32_t vchan, Bell &&ring_bell) {
         wake(reader_sleepers, subscriber_words(), subscribers, vchan, ~0ull, ring_bell);
     }
-    // `cursor`: how far the reader who wakes has come; all ones: something else has changed.
+    // `cursor`: how far the waking reader has read; all ones: something else has changed.
     template <typename Bell>
     void wake_publishers(std::uint64_t cursor, Bell &&ring_bell) {
         wake(publisher_sleepers, publisher_words(), publishers, -1, cursor, ring_bell);
@@ -697,7 +703,7 @@ struct Channel {
 
     // ------------------------------------------------------------------------------------------ recovery
 
-    // Puts right what a dead publisher left. What it had installed in the ring counts as published.
+    // Repairs what a dead publisher left. What it had installed in the ring counts as published.
     void recover_publisher(std::uint32_t index) {
         if (tables) {
             help();
@@ -716,7 +722,7 @@ struct Channel {
         publishers[index].sleep.fetch_and(~asleep);
     }
 
-    // Puts right what a dead subscriber left, or one that leaves.
+    // Repairs what a dead subscriber left; also used for one that leaves.
     void recover_subscriber(std::uint32_t index) {
         std::uint64_t bit = 1ull << (index % 64);
         active[index / 64].fetch_and(~bit);

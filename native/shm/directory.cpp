@@ -1,4 +1,4 @@
-// Channels as seen from outside: who is there, what they hold; and what the dead left behind.
+// Channels seen from outside: their members, what these hold, and what dead processes left behind.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -39,7 +39,7 @@ bool is_control(const std::string &name) {
     return name.size() > std::strlen(suffix) && name.rfind(suffix) == name.size() - std::strlen(suffix);
 }
 
-// A control block looked at, never joined. Empty problem: it is sound.
+// A control block that is inspected without joining. Empty problem: it is valid.
 struct Look {
     File file;
     Mapping memory;
@@ -106,7 +106,7 @@ std::string hexadecimal(std::uint64_t word) {
     return text;
 }
 
-// The channel's tables, attached for looking; empty where there are none.
+// The channel's tables, attached read-only; empty if there are none.
 Mapping look_at_tables(const std::string &name, Channel &channel) {
     Access any;
     any.shared = true;
@@ -180,7 +180,7 @@ void view_durable(const std::string &name, ChannelView &view, const Header &head
         if (!size) return;
         Mapping memory(file.get(), size, false);
         view.durable.assign(reinterpret_cast<const char *>(memory.data()), size);
-    } catch (const Error &) {  // another user's, or just being replaced: the channel itself is sound
+    } catch (const Error &) {  // another user's, or just being replaced: the channel itself is valid
     }
 }
 
@@ -280,7 +280,7 @@ std::string multiplexer_of(const std::string &encoded, std::uint64_t own_nonce) 
 
 std::vector<std::string> clean_channels() {
     std::vector<std::string> removed;
-    // Files first, channels after: a file whose channel is not there now had one when it was made, which has gone.
+    // List files before channels: a file whose channel is missing now had one when it was created, and that is gone.
     std::vector<std::string> files = names_in_directory();
     std::set<std::string> nonces, kept;
     for (const std::string &file_name : names_in_directory()) {
@@ -291,13 +291,13 @@ std::vector<std::string> clean_channels() {
                     S_ISREG(status.st_mode) && (status.st_uid == geteuid() || geteuid() == 0);
         Look look;
         if (ours) look = look_at(file_name, true);
-        if (!ours || !look.problem.empty()) {  // who uses it cannot be told: leave all of it alone
+        if (!ours || !look.problem.empty()) {  // it is not known who uses it: leave all of it alone
             kept.insert(encoded);
             continue;
         }
         FileLock lock(look.file, file_name, false);
         bool dead = lock.held() && has_name(look.file) && look.channel.header->takings.load() && !any_alive(look.channel);
-        // Made by somebody who died before joining: nobody has it open but us, and it is not brand-new.
+        // Created by a process that died before joining: nobody else has it open, and it is not brand-new.
         if (!dead && lock.held() && !look.channel.header->takings.load() && time(nullptr) - status.st_mtime > 60) dead = true;
         if (dead) {
             note_deaths_in(encoded, look.channel);

@@ -1,4 +1,4 @@
-// Files of shared memory: made whole before they have a name, locked while members come and go, mapped.
+// Files of shared memory: completed before they get a name, locked while members join and leave, mapped.
 //
 // Rules: any thread. Everything is opened relative to the shared directory, without following links.
 #pragma once

@@ -1,5 +1,5 @@
-// How a member comes into a channel: what is there already must be sound and agree with its options; then it gets a
-// place. All of it under the file lock.
+// How a member joins a channel: what exists must be valid and agree with its options; then it gets a place. All of it
+// under the file lock.
 #include <unistd.h>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ void Membership::give_back_vchans() const {
         vchan.given_back.store(channel.tables ? channel.tail() : 1);
         try {
             remove_file(virtual_name(read_text(vchan.name, sizeof vchan.name)));
-        } catch (const Error &) {  // a damaged name has no file
+        } catch (const Error &) {  // a damaged name belongs to no file
         }
         vchan.used.store(0);
     }
@@ -136,7 +136,7 @@ std::pair<std::string, std::string> Membership::agree_on_schema(const std::strin
     }
     bool first = there.empty() && (is_publisher || !has_publisher);
     if (name.empty() || !(first || (replaced && known == *replaced) || (there == name && known.empty()))) return {there, known};
-    remove_file(file);  // the text before the name: who sees the name finds the text
+    remove_file(file);  // the text is stored before the name: whoever sees the name finds the text
     make_file(file, text.size(), options.access, [&](std::uint8_t *memory) { std::memcpy(memory, text.data(), text.size()); });
     PENSTOCK_STEP("schema.after_text");
     copy_text(type, room, name);
@@ -166,7 +166,7 @@ void Membership::make_tables() {
     auto stride = std::uint32_t(round_up(metadata, 16));
     make_sure(slots - options.history_slots);
     TablePlaces at(slots, channel.subscriber_words(), stride);
-    remove_file(file_name("tables"));  // left by a publisher that died before it said ready
+    remove_file(file_name("tables"));  // left by a publisher that died before it set ready
     File file = make_file(file_name("tables"), at.total, options.access, [&](std::uint8_t *memory) {
         Channel fresh = channel;
         fresh.attach_tables(memory, slots, stride);
@@ -247,7 +247,7 @@ void Membership::choose_vchan() {
         header.vchans_ready.store(1);
         attach_vchans();
     }
-    // The name's own id, in use or given back and not used since; else one never used, else the one given back first.
+    // The id that the name has, or had and nobody has used since; else a new one, else the one that was returned first.
     std::int32_t by_name = -1, fresh = -1, oldest = -1;
     for (std::int32_t id = 0; id < std::int32_t(max_vchans); ++id) {
         const Vchan &there = channel.vchans[id];
@@ -281,7 +281,7 @@ void Membership::choose_vchan() {
     }
     agree_on_type(mine.type, sizeof mine.type, mine.published.load());
     if (!in_use) {
-        if (by_name < 0) {  // its ordinals begin anew, and what is there of the id before is not its own
+        if (by_name < 0) {  // its ordinals begin again, and earlier messages of this id are not its own
             if (channel.tables) channel.help();
             mine.tail.store(0);
             mine.since.store(channel.tables ? channel.tail() : 1);
@@ -292,7 +292,7 @@ void Membership::choose_vchan() {
         make_file(virtual_name(options.name), 0, options.access, nullptr);
         PENSTOCK_STEP("join.after_virtual_name");
         try {
-            check_name();  // after ours is there: of two who come at once, one sees the other
+            check_name();  // checked after ours was stored: of two that join at once, one sees the other
         } catch (...) {
             give_back_vchans();
             throw;
@@ -301,15 +301,15 @@ void Membership::choose_vchan() {
     if (is_publisher) mine.published.store(1);
 }
 
-// Who joins is refused where the slots that all are sure of, and those that subscribers hold beyond that, leave none for
-// the next message.
+// A member is refused if the slots that all members may always hold, and those that subscribers have claimed, leave
+// none for the next message.
 void Membership::settle_most_held() {
     most_held = std::max(1u, options.most_held);
     if (!channel.tables) return;
     std::uint64_t others = held_by_others(), slots = channel.to_hold();
     if (options.most_held == 0 && !is_publisher && slots > default_sure + 1 && !(joined_ && others + default_sure >= slots))
         most_held = default_sure;
-    channel.header->sure.store(others + most_held);  // first: who claims more at this moment sees it
+    channel.header->sure.store(others + most_held);  // stored first: a reader that claims more at this moment sees it
     if (channel.claimed() < slots) return;
     std::string text = describe() + " has " + std::to_string(slots) + " slots, of which " + std::to_string(most_held) +
                        " more cannot be kept for " + (is_publisher ? "a publisher: " : "a subscriber: ") + who_holds_what() +
@@ -318,7 +318,7 @@ void Membership::settle_most_held() {
     throw Error(Fault::capacity, text);
 }
 
-// Who brings the slots finds subscribers that came before: each becomes sure of as many as if it had come afterwards.
+// The publisher that creates the slots may find earlier subscribers: each gets as many slots as if it had joined later.
 void Membership::make_sure(std::uint32_t slots) {
     const std::uint32_t each = slots > default_sure + 1 ? default_sure : 1;
     std::uint64_t waiting = 0;
@@ -336,7 +336,7 @@ void Membership::make_sure(std::uint32_t slots) {
                                      std::to_string(needed) + " slots would do");
 }
 
-// The sequence with which the past begins for who joins when `end` is the next one.
+// The sequence at which the history begins for a member that joins when `end` is the next one.
 std::uint64_t Membership::first_of_history(std::uint64_t end) const {
     const Header &header = *channel.header;
     const std::uint64_t most = header.history_messages.load(), most_bytes = header.history_bytes.load(), age = header.history_ns.load();
@@ -375,7 +375,7 @@ void Membership::take_place() {
     for (index = 0; index < capacity && members[index].taken.load(); ++index) {
     }
     if (index >= capacity) throw Error(Fault::capacity, describe() + ": no place left");
-    if (is_publisher) channel.recover_publisher(index);  // a place left without a mark
+    if (is_publisher) channel.recover_publisher(index);  // a place that a dead publisher left before it was marked
     else channel.recover_subscriber(index);
     Member &me = members[index];
     me.process.store(process_token());
@@ -401,7 +401,7 @@ void Membership::take_place() {
     const bool takes_past = options.history && channel.tables && vchan < 0 && header.history_messages.load();
     if (channel.tables) {
         channel.help();
-        // A reliable one that takes the past says so first: what a publisher has not taken by then stays.
+        // A reliable subscriber that reads the history announces this first: what no publisher has taken by then stays.
         me.cursor.store(takes_past && options.reliable ? channel.first_in_ring() : channel.tail());
     }
     if (options.reliable) channel.reliable[index / 64].fetch_or(bit);

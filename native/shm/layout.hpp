@@ -1,8 +1,8 @@
-// Every byte of a shared-memory channel. Nothing here does anything: channel.hpp is the algorithm, files.hpp knows
-// where the memory comes from.
+// Every byte of a shared-memory channel. No code here: channel.hpp is the algorithm, files.hpp knows where the memory
+// comes from.
 //
-// A channel is a few files in the shared directory (NAME is the channel's name, percent-encoded; NONCE tells one life
-// of a channel from the next):
+// A channel is a few files in the shared directory (NAME is the channel's name, percent-encoded; NONCE
+// distinguishes a channel from an earlier one of the same name):
 //
 //   NAME.channel                 Header, wake-up bitmaps, Member records       written by all, size fixed when made
 //   NAME.tables.NONCE            Tables, Slot records, ring, hints, metadata   made by the first publisher
@@ -15,9 +15,9 @@
 // Words that decide something (each fact stands in exactly one of them):
 //
 //   Slot::state      63..62 kind | 61..50 publisher | 49..0 sequence
-//                    free(n)         nobody's; last held message n (0: none yet)
+//                    free(n)         owned by nobody; last held message n (0: none yet)
 //                    owned(p, n)     publisher p writes it; it last held n
-//                    claiming(p, n)  publisher p wants it; message n is still whole, anyone may put live(n) back
+//                    claiming(p, n)  publisher p wants it; message n is still intact, any member may restore live(n)
 //                    live(n)         holds message n
 //   Slot::holders    bit r: subscriber r holds the slot, or is looking whether it may
 //   ring[n mod R]    63..20 lap + 1 | 19..0 slot: message n = lap * R + index is in that slot. Its compare-and-swap is
@@ -25,8 +25,8 @@
 //   Tables::tail     next sequence; follows the ring, anyone may help it forward
 //   Member::cursor   next sequence that subscriber will look at
 //   active, reliable bit r: subscriber r is there, and holds reliable publishers back
-//   Header::sure     slots that the members are sure of, together; Member::extra what a subscriber has claimed beyond its
-//                    own, and exceeding: bit r: subscriber r has claimed some. Who claims says so first and looks then.
+//   Header::sure     slots that all members together may always hold; Member::extra: slots that a subscriber has
+//                    claimed beyond its own; exceeding, bit r: it has claimed some. A claim is stored, then checked.
 //   Member::sleep    63..2 generation | 1 woken through its FIFO, else on this word | 0 asleep
 //
 // Hints, rebuilt by a scan: Tables::oldest, the bitmaps of maybe-free slots, Slot::skipped.
@@ -40,7 +40,7 @@
 
 namespace penstock::shm {
 
-// A test that tries schedules puts its own atomic here.
+// The test of schedules uses an atomic of its own here.
 #ifdef PENSTOCK_SHM_ATOMIC
 template <typename T>
 using Atomic = PENSTOCK_SHM_ATOMIC<T>;
@@ -90,7 +90,7 @@ struct alignas(64) Slot {
     Atomic<std::int32_t> vchan;              // 44  -1: none
     Atomic<std::uint32_t> checksum;          // 48
     Atomic<std::uint32_t> flags;             // 52
-    Atomic<std::uint32_t> skipped;           // 56  a publisher passed it by while held: whoever releases it says so
+    Atomic<std::uint32_t> skipped;           // 56  a publisher skipped it while held: whoever releases it sets the hint
     std::uint32_t zero;                      // 60
 };
 static_assert(sizeof(Slot) == 64);
@@ -99,34 +99,34 @@ static_assert(sizeof(Slot) == 64);
 inline constexpr std::uint32_t member_reliable = 1;
 inline constexpr std::uint32_t member_closing = 2;  // closed, but messages of it are still held
 inline constexpr std::uint32_t member_local = 4;
-inline constexpr std::uint32_t member_default_sure = 8;  // a subscriber that did not say how many slots it wants
+inline constexpr std::uint32_t member_default_sure = 8;  // a subscriber opened without max_active_messages
 
 // Bits of Member::sleep
 inline constexpr std::uint64_t asleep = 1;
 inline constexpr std::uint64_t asleep_on_descriptor = 2;
 
 struct alignas(128) Member {
-    Word taken;              //  0  0: free, else the number of the taking (names the FIFO); written under the file lock
+    Word taken;              //  0  0: free, else a number new for each member (names the FIFO); under the file lock
     Word process;            //  8  liveness token
     std::uint32_t pid;       // 16
-    std::uint32_t most_held; // 20  slots it is sure of
+    std::uint32_t most_held; // 20  slots it may always hold
     std::int32_t vchan;      // 24  -1: none (a subscriber then sees all)
     std::uint32_t flags;     // 28
     Word sleep;              // 32
     std::uint64_t joined_ns; // 40
-    Word wanted_cursor;      // 48  a sleeping publisher: not worth waking before a reader has come so far (hint)
-    Word extra;              // 56  a subscriber: slots that it may hold beyond those
+    Word wanted_cursor;      // 48  a sleeping publisher: do not wake it before a reader has come this far (hint)
+    Word extra;              // 56  a subscriber: slots that it has claimed beyond those
     alignas(64) Word cursor; // 64  the next sequence to read, or after the last published; written at each message
     Word count;              // 72  messages published or read, for statistics
     Word bytes;              // 80
     Word dropped;            // 88
-    char program[32];        // 96  what its process runs; may be cut, ends with a zero
+    char program[32];        // 96  program of its process; may be cut, ends with a zero
 };
 static_assert(sizeof(Member) == 128 && offsetof(Member, cursor) == 64);
 
 struct Segment {
     Word slot_size;
-    Atomic<std::uint32_t> gone;  // 1: nobody refers to it any more and its memory was given back
+    Atomic<std::uint32_t> gone;  // 1: no slot refers to it any more and its memory was released
     std::uint32_t zero;
 };
 static_assert(sizeof(Segment) == 16);
@@ -157,12 +157,12 @@ struct alignas(64) Header {
     Atomic<std::uint32_t> segments;            // 404  how many there have been
     Word takings;                              // 408
     Word sure;                                 // 416
-    // What the channel's slots keep for who joins later; 0 in all: nothing.
-    Word history;                              // 424  so many slots are there for it, beyond those that may be held
+    // The history for members that join later; all 0: none.
+    Word history;                              // 424  slots for the history, beyond those that may be held
     Word history_messages;                     // 432
     Word history_ns;                           // 440  0: however old
     Word history_bytes;                        // 448
-    Word lowered;                              // 456  how often a reliable subscriber has begun with the past
+    Word lowered;                              // 456  how often a reliable subscriber has begun with the history
     Word before;                               // 464  the ordinal before its first message
     std::uint64_t zero[5];                     // 472
     Segment segment[max_segments];             // 512
@@ -186,11 +186,11 @@ static_assert(sizeof(Tables) == 128 && offsetof(Tables, tail) == 64);
 struct alignas(128) Vchan {
     Word tail;                               //   0  last ordinal
     Atomic<std::uint32_t> used;              //   8
-    Atomic<std::uint32_t> published;         //  12  1: it has had a publisher, who has said what type it carries
-    char name[104];                          //  16  stays when the id is given back, for who comes back
+    Atomic<std::uint32_t> published;         //  12  1: it has had a publisher, which has set its type
+    char name[104];                          //  16  stays when the id is returned, for a member that comes back
     Word given_back;                         // 120  tail at that moment
     char type[120];                          // 128  written under the file lock
-    Word since;                              // 248  messages before that sequence were another name's
+    Word since;                              // 248  messages before that sequence belonged to another name
 };
 static_assert(sizeof(Vchan) == 256 && offsetof(Vchan, type) == 128);
 
@@ -203,7 +203,7 @@ inline std::string read_text(const char *text, std::size_t room) { return std::s
 
 constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t step) { return (value + step - 1) / step * step; }
 
-// Where things stand in the control file, from the two capacities alone.
+// Offsets in the control file, computed from the two capacities only.
 struct ControlPlaces {
     std::uint64_t reader_sleepers, publisher_sleepers, active, reliable, exceeding, publishers, subscribers, total;
     constexpr ControlPlaces(std::uint64_t publisher_capacity, std::uint64_t subscriber_capacity)
@@ -223,7 +223,7 @@ constexpr std::uint64_t ring_size_for(std::uint64_t slots) {
     return size;
 }
 
-// Where things stand in the tables file.
+// Offsets in the tables file.
 struct TablePlaces {
     std::uint64_t slots, more_holders, ring, hints, hint_summary, metadata, total;
     constexpr TablePlaces(std::uint64_t count, std::uint64_t subscriber_words, std::uint64_t metadata_stride)

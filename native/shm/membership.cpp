@@ -21,7 +21,7 @@ std::uint32_t capacity_for(std::uint32_t most) {
     return std::uint32_t(round_up(std::max(most, default_capacity), 64));
 }
 
-// Once per process: what earlier crashes left anywhere goes away when somebody arrives.
+// Once per process: removes what earlier crashes left, in any channel.
 void sweep_once() {
     static std::atomic<std::uint32_t> swept{0};
     std::uint32_t now = fork_generation();
@@ -87,8 +87,8 @@ std::string Membership::bell_name(bool publisher, std::uint32_t member) const {
 
 // ---------------------------------------------------------------------------------------------- joining
 
-// A control block of which nobody is a member, as it is before the first one comes. The new nonce gives its other files
-// new names: those of an earlier life belong to who made them, and may be mapped still.
+// A control block without members, as before the first one joins. The new nonce gives its other files new names: the
+// old ones may still be mapped by the processes that made them.
 void Membership::begin_life(std::uint8_t *memory, std::uint64_t size) {
     auto *header = reinterpret_cast<Header *>(memory);
     std::memset(memory + offsetof(Header, type), 0, size - offsetof(Header, type));
@@ -96,13 +96,13 @@ void Membership::begin_life(std::uint8_t *memory, std::uint64_t size) {
     header->nonce = random_word();
 }
 
-// Under the file lock. True where those who used the channel are gone: their life of it ends here.
+// Under the file lock. True if all earlier members are gone: then this channel ends, and a new one of this name begins.
 bool Membership::end_life() {
     const Header &header = *channel.header;
     bool begun = header.takings.load() || header.ready.load() || header.vchans_ready.load() || header.flags.load();
     if (!begun || anyone_left()) return false;
     remove_files();
-    // Another user's file, in a directory where each may remove its own alone: it is used again.
+    // Another user's file, in a directory where each user may remove only its own files: use it again.
     if (has_name(control_file_)) begin_life(control_.data(), control_.size());
     return true;
 }
@@ -137,14 +137,14 @@ bool Membership::try_join() {
     channel = Channel();
     channel.header = reinterpret_cast<Header *>(control_.data());
     check_header();
-    // From here on only these copies count, whatever becomes of the header.
+    // From here on only these copies are used, whatever happens to the header.
     channel.attach_control(control_.data(), channel.header->publisher_capacity, channel.header->subscriber_capacity);
     nonce_ = channel.header->nonce;
     segments_.clear();
     vchans_memory_ = Mapping();
     tables_memory_ = Mapping();
     PENSTOCK_STEP("join.after_lock");
-    if (end_life()) return false;  // all have left, and could not remove it
+    if (end_life()) return false;  // all have left, but could not remove it
     if (channel.header->ready.load()) attach_tables(true);
     recover_locked();
     if (end_life()) return false;  // all have died
@@ -182,7 +182,7 @@ std::uint64_t Membership::held_by_others() const {
     return sum;
 }
 
-// Anew under the file lock whenever somebody has come or gone.
+// Repeated under the file lock whenever a member has joined or left.
 void Membership::count_sure() const { channel.header->sure.store(held_by_others() + (joined_ ? self().most_held : 0)); }
 
 std::string Membership::who_holds_what() const {
@@ -221,7 +221,8 @@ bool Membership::recover_locked() {
         std::uint64_t token = member.process.load();
         auto found = known.find(token);
         if (found == known.end()) found = known.emplace(token, process_alive(token)).first;
-        if (!found->second && !noted) note_deaths(encoded_, channel);  // all of them, before the first is put right
+        // records all of them before the first is recovered
+        if (!found->second && !noted) note_deaths(encoded_, channel);
         noted = noted || !found->second;
         return !found->second;
     };
@@ -258,7 +259,7 @@ bool Membership::anyone_left() const { return count_members(true) + count_member
 
 void Membership::remove_files() const noexcept {
     try {
-        remove_file(encoded_ + ".channel");  // the name first: who comes now makes a new channel
+        remove_file(encoded_ + ".channel");  // the name first: a member that joins now creates a new channel
         PENSTOCK_STEP("remove.after_name");
         for (std::uint32_t k = 0; k < max_segments; ++k) remove_file(file_name("payload") + "." + std::to_string(k));
         remove_file(file_name("tables"));
@@ -316,7 +317,7 @@ void Membership::leave(bool somebody_looks) noexcept {
             wake_publishers();
             wake_readers(-1);
         }
-    } catch (const std::exception &) {  // the next participant finds us dead and does it
+    } catch (const std::exception &) {  // the next member finds us dead and recovers it
     }
     close_files();
     if (!somebody_looks) unmap();

@@ -1,4 +1,4 @@
-// One member of one channel: joins, leaves, finds the dead, maps what it needs, rings the bells of sleepers.
+// One member of one channel: joins, leaves, finds dead members, maps what it needs, wakes sleepers.
 //
 // Rules
 //   - A membership is used by one thread at a time.
@@ -20,7 +20,8 @@ inline constexpr std::uint32_t default_slots = 64;
 inline constexpr std::uint32_t min_slots = 3;
 inline constexpr std::uint64_t default_slot_size = 4096;
 inline constexpr std::uint32_t default_capacity = 64;
-inline constexpr std::uint32_t default_sure = 2;  // messages that a subscriber may hold at once, whoever else is there
+// messages that a subscriber may always hold, however many members there are
+inline constexpr std::uint32_t default_sure = 2;
 inline constexpr std::uint32_t not_given = 0xffffffff;
 
 struct Options {
@@ -30,17 +31,17 @@ struct Options {
     bool reliable = false;
     std::uint32_t slots = 0;      // 0: what the channel has, or the default
     std::uint64_t slot_size = 0;  // 0: likewise
-    std::uint32_t most_held = 0;  // reserved or active messages; 0: sure of a few, and of more while slots are free
+    std::uint32_t most_held = 0;  // reserved or active messages; 0: default_sure, and more while slots are free
     std::string type;
     std::uint32_t metadata_size = not_given;
     bool fixed_size = false;
     bool local = false;
     std::uint32_t max_publishers = 0, max_subscribers = 0;  // 0: the capacity
     bool history = true;  // a subscriber starts with the channel's history; without one, an unreliable one with what is in the slots
-    // A publisher: how much is kept for who joins, and in how many slots. 0 messages: what the channel keeps, or nothing.
+    // A publisher: the history for later members, and its slots. 0 messages: as the channel has it, or none.
     std::uint64_t history_messages = 0, history_ns = 0, history_bytes = 0;
     std::uint32_t history_slots = 0;
-    std::uint64_t before = 0;  // a publisher that makes the channel: the ordinal before its first
+    std::uint64_t before = 0;  // a publisher that creates the channel: the ordinal before its first message
     Access access;
 };
 
@@ -59,23 +60,23 @@ class Membership {
     std::uint32_t most_held = 1;
     std::uint64_t start = 1;         // a subscriber's first sequence
     std::uint64_t start_ordinal = 0; // last ordinal of its virtual channel when it joined
-    std::uint64_t joined_tail = 1;   // what is lost before it was lost before joining
+    std::uint64_t joined_tail = 1;   // messages before it were lost before joining
 
     bool belongs_here() const { return generation_ == fork_generation(); }
     bool joined() const { return joined_; }
-    // What the channel, or the virtual channel, carries; empty where nobody has said.
+    // The type of the channel, or of the virtual channel; empty if none was set.
     std::string type() const;
-    // What the channel, or the virtual channel, carries, and the text that describes it. Where nobody has said so before
-    // (or the text is still `replaced`), it is `name` and `text` from now on; an empty name only looks.
+    // The type of the channel, or of the virtual channel, and its schema. If none was set before (or the schema is
+    // still `replaced`), they are set to `name` and `text`; an empty name only reads them.
     std::pair<std::string, std::string> agree_on_schema(const std::string &name, const std::string &text,
                                                         const std::string *replaced);
-    // Where the messages are kept on disk, as their publisher has said; `directory`: it says so now.
+    // The directory where the publisher keeps the messages on disk; a `directory` that is not empty sets it.
     std::string durable(const std::string &directory);
     Member &self() const { return is_publisher ? channel.publishers[index] : channel.subscribers[index]; }
 
-    // Maps the tables once a publisher has made them; false while there are none.
+    // Maps the tables once a publisher has created them; false while there are none.
     bool ensure_tables() { return channel.tables || attach_tables(false); }
-    // Where slot s has its bytes in the segment; null when that segment is not there (any more).
+    // The bytes of slot s in the segment; null if that segment does not exist (any more).
     std::uint8_t *payload(std::uint32_t segment, std::uint32_t s) {
         if (segment < segments_.size() && segments_[segment].memory) [[likely]]
             return segments_[segment].memory.data() + std::uint64_t(s) * segments_[segment].slot_size;
@@ -93,12 +94,12 @@ class Membership {
     // Removes sizes that no slot refers to any more.
     void free_segments();
 
-    // Recovers what dead members left; true when there were any. Does nothing when somebody else is at it.
+    // Recovers what dead members left; true if there were any. Does nothing while another member is doing it.
     bool recover();
-    // `somebody_looks`: at messages or arrays in its memory, which stays mapped then.
+    // `somebody_looks`: messages or arrays still refer to its memory, which then stays mapped.
     void leave(bool somebody_looks = false) noexcept;
     void unmap() noexcept;
-    // Closed with messages held: no reliable publisher waits for it, its holds stay.
+    // Closed while messages are held: no reliable publisher waits for it any more, but its slots stay held.
     void linger() noexcept;
 
     Bells bells;
@@ -113,7 +114,7 @@ class Membership {
     Word *sleepers() const { return is_publisher ? channel.publisher_sleepers : channel.reader_sleepers; }
     std::uint64_t arm(bool on_descriptor) { return Channel::arm(sleepers(), self(), index, on_descriptor); }
     void disarm() { Channel::disarm(sleepers(), self(), index); }
-    // For who polls the descriptor: from now on it becomes readable when the member is woken.
+    // For pollers of the descriptor: from now on it becomes readable when the member is woken.
     void arm_descriptor();
 
     // "publisher 0 (pid 17) may reserve 1, subscriber 0 (pid 18) holds 5 and is sure of 2, ..." for errors
@@ -180,7 +181,7 @@ struct MemberView {
     std::uint32_t index = 0, pid = 0, most_held = 0;
     std::int32_t vchan = -1;
     std::uint64_t count = 0, bytes = 0, dropped = 0, joined_ns = 0, cursor = 0;
-    std::uint32_t held = 0;              // slots it keeps from being written again
+    std::uint32_t held = 0;              // slots that it keeps from being reused
     std::int64_t oldest_held_ns = 0;     // when the oldest message among them was published
 };
 struct ChannelView {
@@ -194,15 +195,15 @@ struct ChannelView {
     std::vector<std::pair<std::int32_t, std::string>> vchans;
 };
 std::vector<ChannelView> list_channels();
-// Whether somebody who lives is in the channel with that file name.
+// Whether the channel with that file name has a live member.
 bool is_channel_in_use(const std::string &encoded);
-// The multiplexer of that virtual channel, where it is in use and not the one with that nonce; else empty.
+// The multiplexer of that virtual channel, if it is in use and not the one with that nonce; else empty.
 std::string multiplexer_of(const std::string &encoded, std::uint64_t own_nonce);
 
-// Notes every dead member of every channel (deaths.hpp); puts nothing right.
+// Records every dead member of every channel (deaths.hpp); recovers nothing.
 void look_for_deaths();
 
-// Removes what the dead left: channels without a live member, strays, liveness files. Gives the names removed.
+// Removes what dead processes left: channels without a live member, stray files, liveness files. Returns the names.
 std::vector<std::string> clean_channels();
 
 }  // namespace penstock::shm

@@ -24,7 +24,7 @@ void Membership::make_segment(std::uint32_t segment, std::uint64_t size) {
     // The first size is claimed whole, so that an open channel never lacks memory for it; a larger one slot by slot.
     bool claims = segment == 0;
     File file = make_file(name, bytes, options.access, nullptr, claims);
-    if (!file) {  // left by a publisher that died before it was counted
+    if (!file) {  // left by a publisher that died before the size was counted
         remove_file(name);
         file = make_file(name, bytes, options.access, nullptr, claims);
     }
@@ -74,7 +74,7 @@ void Membership::grow(std::uint64_t size) {
         throw Error(Fault::capacity, describe() + " has grown " + std::to_string(max_segments) +
                                          " times; open it with a larger slot_size");
     std::uint64_t larger = newest + 8 >= max_segments ? round_up(size * 4, 64) : grown_size(now, size);
-    // A size of which not one slot has room would be the newest one all the same, and larger messages go there.
+    // Check that at least one slot fits: a size without room would become the newest one, which larger messages use.
     check_space(file_name("payload") + "." + std::to_string(newest + 1), larger);
     make_segment(newest + 1, larger);
     PENSTOCK_STEP("grow.after_segment");
@@ -101,7 +101,7 @@ void Membership::free_segments() {
             continue;
         }
         if (!map_segment(k)) continue;
-        // Others may have it mapped: the file keeps its length and loses its pages.
+        // Other processes may have it mapped: the file keeps its length, only its pages are freed.
         fallocate(segments_[k].file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                   off_t(round_up(segments_[k].slot_size * channel.slot_count, 4096)));
         remove_file(file_name("payload") + "." + std::to_string(k));

@@ -4,7 +4,7 @@
 
 namespace penstock::shm {
 
-// How long a publisher is held up before it looks whether somebody has died.
+// How long a publisher waits before it checks for dead members.
 static constexpr std::int64_t patience_ns = 50'000'000;
 
 Publisher::Publisher(const Options &options, bool with_checksums, bool with_retirement)
@@ -52,13 +52,13 @@ void Publisher::move_slot(const Place &place) {
         throw;
     }
     slot.segment.store(segment_);
-    // Now and then, and once every slot may have moved, look whether the older sizes can go.
+    // Now and then, and once every slot may have moved, check whether older sizes can be removed.
     std::uint32_t count = member.channel.slot_count;
     if (++moved_since_ % ((count + 7) / 8) == 0 || moved_since_ >= count) member.free_segments();
     if (moved_since_ >= count) moved_since_ = 0;
 }
 
-// The newest size is never given back: the control block is damaged.
+// The newest size is never released, so the control block is damaged.
 void Publisher::lose_segment(const Place &place) {
     cancel(place.slot);
     throw Error(Fault::corruption, member.describe() + ": its control block says that its payload is gone");
@@ -101,14 +101,14 @@ Woken Publisher::wait(std::int64_t deadline_ns, std::int64_t spin_until_ns, int 
     wait.slice_ns = patience_ns;
     wait.extra = extra;
     wait.closed = &closed;
-    // Not worth waking for one slot of many: each wake-up costs far more than a message. A reader that has nothing
-    // left to read wakes us whatever it has reached, and each slice ends with a look.
+    // Do not wake up for one slot of many: a wake-up costs far more than a message. A reader that has nothing left to
+        // read wakes us anyway, and each slice of the wait ends with a check.
     const Channel &channel = member.channel;
     bool unread = writer.reliable && channel.any_subscriber() && channel.slot_count >= 32;
     member.self().wanted_cursor.store(unread ? channel.reliable_floor() + channel.slot_count / 8 : 0);
     return sleep_until(member, wait, [&] {
         if (could_reserve()) return true;
-        return look_for_dead() && could_reserve();  // somebody who holds us up may be dead
+        return look_for_dead() && could_reserve();  // the member that we wait for may be dead
     });
 }
 
@@ -152,7 +152,7 @@ Woken Publisher::wait_subscribers(std::uint32_t count, std::int64_t deadline_ns)
     std::int64_t looked_ns = 0;
     return sleep_until(member, wait, [&] {
         if (subscribers() < count) return false;
-        // Dead ones do not count.
+        // Dead members do not count.
         if (std::int64_t now = monotonic_ns(); now - looked_ns > patience_ns) looked_ns = now, member.recover();
         return subscribers() >= count;
     });

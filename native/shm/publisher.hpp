@@ -25,11 +25,11 @@ class Publisher {
     Writer writer;
     Counters *counters;
     const bool checksums;
-    const bool retirement;  // keep account of what was published, to tell what all have released
+    const bool retirement;  // track published messages, to report those that all subscribers have released
     std::atomic<bool> closed{false};
     std::uint32_t reserved = 0;
-    std::uint32_t stranded = 0;  // of those: cancelled, but somebody can still write into them
-    std::uint32_t looked_at = 0;  // published, but an array of this process still shows it
+    std::uint32_t stranded = 0;  // of those: cancelled, but a view could still write into them
+    std::uint32_t looked_at = 0;  // published, but an array of this process still refers to it
 
     struct Place {
         std::uint32_t slot = 0;
@@ -82,9 +82,9 @@ class Publisher {
         return writer.ordinal;
     }
     void cancel(std::uint32_t slot, bool was_stranded = false);
-    // What is stranded does not count, as long as it is no more than what may be reserved: slots are not without end.
+    // Stranded drafts do not count as long as there are no more of them than may be reserved: slots are limited.
     bool full() const { return reserved - std::min(stranded, member.most_held) >= member.most_held; }
-    // An unreliable publisher's message gives way to what reliable subscribers have not read.
+    // A message of an unreliable publisher is dropped in favour of what reliable subscribers have not read.
     void stop_looking() {
         if (--looked_at == 0 && !member.joined()) member.unmap();
     }
@@ -96,15 +96,16 @@ class Publisher {
     }
     void wake_readers() { member.wake_readers(writer.vchan); }
 
-    // Until a slot may be had (or there is no more sense in waiting).
+    // Waits until a slot may be available (or waiting makes no more sense).
     Woken wait(std::int64_t deadline_ns, std::int64_t spin_until_ns, int extra);
     bool could_reserve();
-    // For who never waits: looks for the dead that hold it up, at most every 50 ms. True when there were any.
+    // For publishers that never wait: checks for dead members that block it, at most every 50 ms. True if there were
+    // any.
     bool look_for_dead();
-    // Until so many subscribers are there.
-    // How many messages the slowest subscriber has not read: those that were overwritten too.
+    // Waits for so many subscribers.
+    // How many messages the slowest subscriber has not read, including overwritten ones.
     std::uint64_t unread() const;
-    // The dead do not count. Who only looks (a deadline of 0) learns of a death within 50 ms, so that a look costs nothing.
+    // Dead ones do not count. With a deadline of 0 a death is noticed within 50 ms, so that a check costs nothing.
     Woken wait_subscribers(std::uint32_t count, std::int64_t deadline_ns);
     std::uint32_t subscribers() const;
     std::uint32_t publishers() const;
@@ -114,10 +115,10 @@ class Publisher {
     bool any_retired();
     Woken wait_retired(std::int64_t deadline_ns);
 
-    // For who polls the descriptor: true when it was armed (nothing to be had), false when there is something.
+    // For pollers of the descriptor: true if it was armed (no slot is available), false if there is one.
     bool arm_if(bool nothing);
     void wake();  // ends a wait of another thread
-    // Leaves, or stays until the last draft that somebody may write into is gone.
+    // Leaves, or stays until the last draft that can be written to is gone.
     void close(bool at_once = false) noexcept;
     std::string why_full() const;
 
@@ -128,7 +129,7 @@ class Publisher {
         Slot &slot = member.channel.slots[place.slot];
         slot_size();
         for (int turns = 0;; ++turns) {
-            // Where it is that one already, having taken the slot is what who frees segments looks at.
+            // If it has that size already, owning the slot keeps the segment from being freed.
             if (slot.segment.load(std::memory_order_relaxed) != segment_) [[unlikely]] {
                 if (stays(place, size)) return;
                 move_slot(place);

@@ -1,9 +1,9 @@
 // Waiting for something in shared memory: spin for as long as asked, then sleep on the member's mark, or on its FIFO where
 // another descriptor may end the wait too.
 //
-// Rules: no GIL is held here. A wait is cut into slices, after each of which shared memory is looked at again, so that
-// even a waker that died before it rang delays nobody for longer than a slice. Between two slices the caller is given the
-// word (Woken::look): a signal that came right before the sleep has interrupted nothing, and a spin is never interrupted.
+// Rules: the GIL is not held here. A wait is cut into slices, after each of which shared memory is checked again, so
+// that even a waker that died before it rang delays nobody for longer than a slice. Between two slices control returns
+// to the caller (Woken::look): a signal right before the sleep does not interrupt it, and a spin is never interrupted.
 #pragma once
 
 #include <poll.h>
@@ -20,7 +20,7 @@
 
 namespace penstock::shm {
 
-// look: nothing has happened yet; the caller sees to its signals and waits on.
+// look: nothing has happened yet; the caller checks for signals and waits on.
 enum class Woken { ready, timeout, look, extra, closed };
 
 inline void relax() {
@@ -34,13 +34,13 @@ inline void relax() {
 // Long enough to catch the next message of a stream, short enough to be wasted.
 inline constexpr std::int64_t short_spin_ns = 20'000;
 
-// How long a signal may wait to be seen that comes in a spin.
+// How long a signal that arrives during a spin may remain unnoticed.
 inline constexpr std::int64_t signal_spin_ns = 10'000'000;
 
-// Looks again and again until `until_ns`. A long spin gives way between looks after a few microseconds, for whoever must
-// act first may need this very core; a short one does not, for on a busy machine giving way costs a time slice.
-// `patience`: breaths between two looks. Who reads batches lets them grow: each look takes the line that the publisher
-// is writing.
+// Checks repeatedly until `until_ns`. A long spin yields between checks after a few microseconds, because the thread
+// that must act first may need this core; a short one does not, because on a busy machine yielding costs a time slice.
+// `patience`: pauses between two checks. A reader of batches lets it grow: each check takes the cache line that the
+// publisher is writing.
 template <typename Ready>
 bool spin(std::int64_t begin_ns, std::int64_t until_ns, int patience, Ready &&ready) {
     bool gives_way = until_ns - begin_ns > short_spin_ns;
@@ -80,7 +80,7 @@ Woken sleep_until(Membership &member, const Wait &wait, Ready &&ready) {
     Woken result = Woken::look;
     do {  // one slice
         std::uint64_t mark = member.arm(on_descriptor);
-        if (wait.closed && wait.closed->load()) {  // who closes says so first and wakes after that
+        if (wait.closed && wait.closed->load()) {  // closing sets this first and wakes afterwards
             result = Woken::closed;
             break;
         }

@@ -1,5 +1,5 @@
 // Named steps between the writes to shared memory. A test build (PENSTOCK_STEPS) stops or kills itself at one; in the
-// package they are nothing.
+// package they compile to nothing.
 #pragma once
 
 #ifdef PENSTOCK_STEPS

@@ -29,19 +29,20 @@ bool Subscriber::prepare() {
     reader.most_held = member.most_held;
     reader.may_exceed = member.options.most_held == 0;
     metadata_size_ = std::min<std::uint32_t>(channel.header->metadata_size.load(), channel.metadata_stride);
-    counters->capacity.set(reader.may_exceed ? 0 : reader.most_held);  // 0: what others leave, which who looks works out
+    // 0: whatever the others leave free, which the monitor computes
+    counters->capacity.set(reader.may_exceed ? 0 : reader.most_held);
     return ready_ = true;
 }
 
 void Subscriber::drop(std::uint64_t count, DropReason reason) {
-    // What is dropped was published: a reader that waits for room to hold more delivers nothing and counts all the same.
+    // Dropped messages were published: count them as matched even if this reader, at its limit, delivers nothing.
     counters->matched.set(std::max(counters->matched.get(), counters->delivered.get() + counters->lost() + count));
     counters->drop(reason, count);
     Word &dropped = member.self().dropped;
     dropped.store(dropped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
 }
 
-// Everything below `upto` that has not been delivered is lost; what went before joining was never ours.
+// Everything below `upto` that was not delivered is lost; messages before joining were never ours.
 void Subscriber::account(std::uint64_t upto, DropReason reason) {
     std::uint64_t from = std::max(expected_, member.joined_tail);
     if (upto > from) drop(upto - from, reason);
@@ -73,7 +74,7 @@ bool Subscriber::fill(View &view, std::uint32_t s, std::uint64_t sequence) {
     return true;
 }
 
-// One bad message costs one message: it is counted, its slot given back, and the cursor is past it.
+// A bad message costs only itself: it is counted, its slot is released, and the cursor is past it.
 void Subscriber::refuse_message(std::uint64_t sequence, std::uint32_t s, const std::string &why) {
     release(s);
     counters->errors.add();
@@ -90,7 +91,7 @@ bool Subscriber::deliver(View &view, std::uint32_t s) {
     try {
         fill(view, s, sequence);
     } catch (...) {
-        if (reader.vchan < 0) drop(1, DropReason::error);  // else the gap in the ordinals counts it
+        if (reader.vchan < 0) drop(1, DropReason::error);  // otherwise the gap in the ordinals counts it
         throw;
     }
     if (reader.vchan >= 0) {
@@ -143,7 +144,7 @@ Found Subscriber::read_newest(View &view) {
         if (reader.vchan < 0) account(n, DropReason::filtered);
         bool left_behind = reader.cursor < channel.first_in_ring();
         channel.move_cursor(reader, n + 1);
-        if (left_behind) channel.rebuild_hints();  // what was kept for it beyond the ring
+        if (left_behind) channel.rebuild_hints();  // release what was kept for it beyond the ring
         if (reader.vchan >= 0) {
             std::uint64_t ordinal = channel.slots[s].ordinal.load();
             if (ordinal > last_ordinal_ + 1) drop(ordinal - last_ordinal_ - 1, DropReason::filtered);
@@ -195,7 +196,7 @@ Found Subscriber::find(View &view, std::int64_t timestamp_ns) {
         }
         if (!best) return Found::nothing;
         Found found = again(view, best_slot, best);
-        if (found != Found::nothing) return found;  // else it went while we looked
+        if (found != Found::nothing) return found;  // otherwise it was overwritten meanwhile
     }
     return Found::nothing;
 }
@@ -212,7 +213,7 @@ std::uint32_t Subscriber::prepare_batch(std::size_t most) {
     std::uint32_t half = std::max(1u, may_hold() / 2);
     auto wanted = std::uint32_t(std::min<std::size_t>(most, half));
     std::uint32_t sure = reader.most_held + reader.extra, room = sure > reader.held ? sure - reader.held : 0;
-    // Another may be claiming the same: whoever gets less takes less.
+    // Another subscriber may be claiming the same slots: try again with fewer.
     if (reader.may_exceed)
         for (std::uint32_t more = wanted > room ? wanted - room : 0; more && !member.channel.claim(reader, more); more /= 2) {
         }
@@ -223,7 +224,7 @@ Woken Subscriber::wait_release(std::int64_t deadline_ns) {
     Wait wait;
     wait.deadline_ns = deadline_ns;
     wait.closed = &closed;
-    // Nobody rings for slots that another process gives back.
+    // No wake-up is sent for slots that another process releases.
     if (reader.may_exceed) wait.slice_ns = 10'000'000;
     waits_for_release_.store(true);
     Woken woken = sleep_until(member, wait, [&] { return !waits_for_release_.load(); });
@@ -237,7 +238,7 @@ void Subscriber::wake_for_release() noexcept {
 
 Woken Subscriber::wait(std::int64_t deadline_ns, std::int64_t spin_until_ns, int extra, int patience) {
     if (!has_next()) {
-        member.wake_publishers();  // who waits for us to come further need not: we have nothing left
+        member.wake_publishers();  // publishers that wait for this reader can go on: it has nothing left to read
         waited_ = true;
     }
     Wait wait;
@@ -286,8 +287,8 @@ void Subscriber::close(bool at_once) noexcept {
     member.leave(reader.held > 0);
 }
 
-// What was overwritten before it was read is lost now, not when the reader comes to it: all that went before the first
-// message that is still there. `newest` is the last ordinal of the virtual channel.
+// Counts what was overwritten before it was read as lost now, not when the reader gets there: everything before the
+// first message that still exists. `newest` is the last ordinal of the virtual channel.
 void Subscriber::count_overwritten(std::uint64_t newest, bool alone) {
     Channel &channel = member.channel;
     std::uint64_t first = channel.first_in_ring(), n = std::max(reader.cursor, first);
@@ -295,7 +296,7 @@ void Subscriber::count_overwritten(std::uint64_t newest, bool alone) {
         std::uint32_t s = 0;
         n = channel.next_kept(reader, reader.cursor, first, s);
         if (n < first) newest = channel.slots[s].ordinal.load() - 1;
-        if (n < first && channel.slots[s].state.load() != live(n)) return;  // read meanwhile: the next look counts
+        if (n < first && channel.slots[s].state.load() != live(n)) return;  // read meanwhile: the next call counts it
     }
     for (std::uint64_t turns = 0; n >= first && turns <= 2 * channel.ring_size; ++turns, ++n) {
         std::uint64_t entry = channel.entry_at(n).load();
@@ -306,13 +307,14 @@ void Subscriber::count_overwritten(std::uint64_t newest, bool alone) {
         bool coming = kind_of(state) == slot_owned && sequence_of(state) < n;
         bool going = kind_of(state) == slot_claiming && sequence_of(state) == n;
         if (state != live(n) && !coming && !going) continue;
-        if (reader.vchan >= 0 && state != live(n)) return;  // its ordinal is not to be relied on: the next look counts
+        if (reader.vchan >= 0 && state != live(n)) return;  // its ordinal cannot be trusted: the next call counts it
         newest = ordinal - 1;
         break;
     }
     if (reader.vchan < 0) {
         account(n);
-        if (alone && n > reader.cursor) channel.move_cursor(reader, n);  // who looks from outside must not count them again
+        // so that the monitor does not count them again
+        if (alone && n > reader.cursor) channel.move_cursor(reader, n);
         return;
     }
     std::uint64_t from = std::max(last_ordinal_, member.start_ordinal);

@@ -31,7 +31,7 @@ struct View {
 
 class Subscriber {
    public:
-    // `refuse_damaged`: a message with a wrong checksum is an error and not handed out.
+    // `refuse_damaged`: a message with a wrong checksum is an error and is not returned.
     Subscriber(const Options &options, bool pass_activation, bool verify, bool refuse_damaged = false);
     ~Subscriber();
 
@@ -55,7 +55,7 @@ class Subscriber {
             if (deliver(view, slot)) [[likely]] return found;
         }
     }
-    // The newest message; those before it are passed by.
+    // The newest message; those before it are skipped.
     Found read_newest(View &view);
     // The first message at or after that time, wherever the subscriber is. The cursor stays.
     Found find(View &view, std::int64_t timestamp_ns);
@@ -74,19 +74,20 @@ class Subscriber {
         ++reader.pins[slot].count;
         return true;
     }
-    // After reading: reliable publishers may go on.
+    // After reading: reliable publishers may continue.
     void tell_publishers() { member.wake_publishers(reader.cursor); }
 
     bool has_next() { return (ready_ || prepare()) && member.channel.has_next(reader); }
-    // Messages that it may hold as things stand, and how many of them a batch may take: one batch leaves room for the next.
+    // Messages that it may hold now, and how many of them a batch may take: a batch leaves room for the next one.
     std::uint32_t may_hold() const {
         return reader.most_held + reader.extra + (reader.may_exceed && ready_ ? member.channel.unclaimed() : 0);
     }
     std::uint32_t prepare_batch(std::size_t most);
     Woken wait(std::int64_t deadline_ns, std::int64_t spin_until_ns, int extra, int patience = 1);
-    // At the limit: until a message is released, by another thread or by somebody who has claimed what was free.
+    // At the limit: waits until a message is released, by another thread or by a subscriber that has claimed free
+    // slots.
     Woken wait_release(std::int64_t deadline_ns);
-    // For who polls the descriptor: arms the bell; false when there is something to read after all.
+    // For pollers of the descriptor: arms the bell; false if there is something to read after all.
     bool arm();
     // The same at the limit: a release rings it.
     void arm_release();
@@ -94,7 +95,7 @@ class Subscriber {
     // Leaves, or lingers until the last held message is released.
     void close(bool at_once) noexcept;
 
-    // Brings `matched` up to now: what was published since joining, read or not. `alone`: no thread waits for a message.
+    // Updates `matched`: what was published since joining, read or not. `alone`: no thread waits for a message.
     void update_counters(bool alone = false);
     std::string why_limit() const;
 
@@ -117,7 +118,7 @@ class Subscriber {
 
     bool ready_ = false;
     bool retiring_ = false;
-    bool waited_ = false;  // the next message is measured
+    bool waited_ = false;  // measure the latency of the next message
     std::atomic<bool> waits_for_release_{false};
     std::uint32_t metadata_size_ = 0;
     std::uint64_t last_ordinal_ = 0;  // of the virtual channel

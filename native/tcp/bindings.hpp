@@ -74,8 +74,8 @@ class Turn {
     bool held_ = false;
 };
 
-// A turn for which its caller waits no longer than it would wait for a message, or for room. Where it has none, it does
-// nothing: whoever has it reads, or waits for room too.
+// A turn for which the caller waits no longer than for a message, or for room. Without the turn it does nothing: the
+// thread that has it is reading, or waiting for room too.
 template <typename Core>
 class PatientTurn {
    public:

@@ -41,7 +41,7 @@ Envelope envelope_of(const Received &received) {
     return envelope;
 }
 
-// What messages of one connection say of where they come from.
+// The source and channel of the messages of one connection.
 struct Names {
     std::uint32_t session;
     PyObject *channel;
@@ -100,7 +100,7 @@ std::vector<Names> take_names(InletHandle &self, Which which) {
     return gone;
 }
 
-// Dropping a reference may run anything: not while the map is walked, nor while the turn is held.
+// Dropping a reference may run any code: do it neither while iterating the map nor while holding the turn.
 void drop_names(const std::vector<Names> &gone) {
     for (const Names &names : gone) {
         Py_XDECREF(names.channel);

@@ -19,7 +19,8 @@ struct LoopHandle {
 
 struct OutletHandle {
     std::shared_ptr<Outlet> core;
-    // The publisher, until it is closed: whoever holds `publisher.publish` alone, which is a method of this, holds it too.
+    // The publisher, until it is closed: a user who keeps only `publisher.publish`, a method of this object, keeps it
+    // alive.
     PyObject *owner = nullptr;
 
     explicit OutletHandle(std::shared_ptr<Outlet> outlet) : core(std::move(outlet)) {}

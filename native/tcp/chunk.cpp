@@ -13,7 +13,7 @@ namespace {
 
 constexpr int class_count = 32;
 std::mutex pool_mutex;
-// A child that is forked while another thread holds it could never take it again.
+// A child that is forked while another thread holds it could never lock it again.
 [[maybe_unused]] const int registered =
     ::pthread_atfork([] { pool_mutex.lock(); }, [] { pool_mutex.unlock(); }, [] { pool_mutex.unlock(); });
 Chunk *pool[class_count];

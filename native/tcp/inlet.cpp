@@ -283,7 +283,7 @@ Read Inlet::scan(Stream &stream, Received &out) {
     }
 }
 
-// Makes space behind stream.end for at least one byte, and for all of the frame where that is not out of measure.
+// Makes space behind stream.end for at least one byte, and for the whole frame if that is not excessive.
 bool Inlet::make_room(Stream &stream) {
     if (stream.chunk && stream.begin == stream.end &&
         stream.chunk->references.load(std::memory_order_acquire) == 1)
@@ -397,8 +397,8 @@ Stream *Inlet::sole_stream(std::int64_t deadline_ns) {
     return stream;
 }
 
-// Waits in recv itself, a system call less than asking first. That cannot be woken by a knock, so it is done for a moment
-// only and where messages come briskly; a quiet stream is waited for in poll.
+// Waits in recv itself, one system call fewer than polling first. A knock cannot end this wait, so it is short and only
+// used while messages arrive quickly; a quiet stream is waited for in poll.
 Read Inlet::wait_in_receive(Stream &stream) {
     Read filled = fill(stream, true);
     if (filled == Read::nothing) {
@@ -423,7 +423,7 @@ Read Inlet::poll(std::int64_t deadline_ns) {
     const bool in_part = (milliseconds < 0 || milliseconds > signal_slice_ms) && is_main_thread();
     int count = ::epoll_wait(epoll_, events, 64, in_part ? signal_slice_ms : milliseconds);
     if (count < 0) return errno == EINTR ? Read::interrupted : Read::closed;
-    if (count == 0 && in_part) return Read::interrupted;  // perhaps: the caller looks
+    if (count == 0 && in_part) return Read::interrupted;  // perhaps: the caller checks
     bool any = false;
     for (int i = 0; i < count; ++i) {
         auto *stream = static_cast<Stream *>(events[i].data.ptr);

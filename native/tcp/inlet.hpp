@@ -3,7 +3,7 @@
 //
 // Rules
 //   - One thread reads at a time; others that try wait for it. attach, detach, close and the counts may be called by
-//     any thread: they knock, and a sleeping reader steps aside.
+//     any thread: they knock, and a sleeping reader releases its turn.
 //   - The sockets belong to the caller: the inlet only reads them, and tells (Lost) when one has nothing more to give.
 //     It makes them blocking and gives them a short receive time-out, to wait in recv itself (see wait_in_receive).
 //   - Nothing here knows Python. Nothing here is called with a lock of this file held but its own.
@@ -102,8 +102,8 @@ class Inlet {
     // The reader's turn. Between lock and unlock only.
     bool try_lock() { return knocks_.load(std::memory_order_acquire) == 0 && turn_.try_lock(); }
     void lock();
-    // Who only looks, and would not sleep, makes a reader that sleeps step aside. Who would sleep too waits for its turn
-    // until the deadline, but only for a moment (signals want to be seen): false when that is over.
+    // A caller that only polls makes a sleeping reader release its turn. One that would sleep too waits for the turn
+    // until the deadline, but only for a moment (it must check for signals): false when that is over.
     bool lock_for_a_moment(std::int64_t deadline_ns);
     void unlock() { turn_.unlock(); }
 

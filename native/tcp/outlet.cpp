@@ -95,7 +95,7 @@ std::uint64_t Outlet::add(int fd, bool extended, const std::string &answer, std:
     if (!answer.empty()) peer->parts.push_back({nullptr, 0, answer.size()});
     if (past) give_past(*peer);
     const std::size_t past_offset = ordinal_offset + sizeof next_ordinal + 4;
-    std::uint64_t told = 0;  // where the caller has said how many, that stays
+    std::uint64_t told = 0;  // if the caller has set the number, it stays
     if (ordinal_offset && past_offset + sizeof told <= answer.size()) std::memcpy(&told, answer.data() + past_offset, sizeof told);
     if (ordinal_offset && past_offset + sizeof told <= answer.size() && !told)
         std::memcpy(peer->staging.data() + past_offset, &peer->past_messages, sizeof peer->past_messages);
@@ -152,9 +152,9 @@ bool Outlet::remove(std::uint64_t id) {
     return false;
 }
 
-// A peer that acknowledges nothing though something was sent is behind a cut cable. One that reads nothing but is there
-// still answers the probes of its closed window: it is only slow. Those probes come ever more seldom, so that the time of
-// the last answer says nothing; what counts is a probe that stays unanswered (an answer sets their number to 0).
+// A peer that acknowledges nothing although data was sent is behind a cut cable. One that reads nothing but is alive
+// still answers the probes of its closed window: it is only slow. Those probes become rarer and rarer, so the time of
+// the last answer proves nothing; a probe that stays unanswered does (an answer resets their number to 0).
 std::size_t Outlet::drop_silent(std::uint32_t timeout_ms) {
     Lock lock(mutex_);
     std::vector<PeerPtr> silent;

@@ -25,7 +25,8 @@ namespace penstock::tcp {
 
 constexpr std::size_t gather_bytes = 64 * 1024;
 constexpr long gather_ns = 100'000;
-constexpr long idle_gap_ns = 1'500;                // a caller that publishes again sooner is in a burst: it has not even read an answer
+// a caller that publishes again sooner is in a burst: it cannot have read an answer
+constexpr long idle_gap_ns = 1'500;
 constexpr std::size_t direct_bytes = 32 * 1024;    // messages of at least this size are sent from the caller's memory
 constexpr std::size_t copy_limit_bytes = 4 * 1024; // frames up to this size are copied to the outbox, larger ones are referenced
 
@@ -33,7 +34,7 @@ enum class OverflowChoice : std::uint8_t { block, drop_oldest, drop_newest };
 enum class Sent { done, closed, timed_out, interrupted };
 enum class Quick { done, flush, slow, closed };
 
-// What a publisher keeps for who joins later: the last messages, as far as all three bounds reach (the newest always).
+// The history for later subscribers: the last messages within all three bounds (the newest always).
 struct Kept {
     std::uint64_t messages = 0;  // 0: nothing is kept
     std::int64_t age_ns = 0;     // 0: however old
@@ -97,8 +98,8 @@ class Outlet : public std::enable_shared_from_this<Outlet> {
     std::size_t drop_silent(std::uint32_t timeout_ms);
     // Callers' turn: publish is called between lock and unlock only.
     bool try_lock() { return turn_.try_lock(); }
-    // Waits for a turn until the deadline, but only for a moment (signals want to be seen). With a deadline of 0 it waits
-    // for those who are about to be done, not for one who waits for room. False when that is over.
+    // Waits for a turn until the deadline, but only for a moment (to check for signals). With a deadline of 0 it waits
+    // for callers that are almost done, not for one that waits for room. False when that is over.
     bool lock_for_a_moment(std::int64_t deadline_ns);
     void lock() { turn_.lock(); }
     void unlock() { turn_.unlock(); }

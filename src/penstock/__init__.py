@@ -8,24 +8,10 @@ importing this loads no native code, and takes a command's start no time.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from penstock.errors import (
-    CallFailed,
-    CapacityError,
-    ClosedError,
-    CorruptionError,
-    DecodeError,
-    InvalidArgument,
-    PeerGone,
-    PenstockError,
-    ProtocolError,
-    RefusedError,
-    StateError,
-)
-
+TYPE_CHECKING = False  # type checkers know the name; importing typing for it would be most of what this does
 if TYPE_CHECKING:
+    from typing import Any
+
     from penstock import bridge as bridge
     from penstock import broker as broker
     from penstock import bus as bus
@@ -41,6 +27,19 @@ if TYPE_CHECKING:
     from penstock.address import Address, publisher, subscriber
     from penstock.calls import client, server
     from penstock.channel import Ledger, Overflow, Publisher, Subscriber
+    from penstock.errors import (
+        CallFailed,
+        CapacityError,
+        ClosedError,
+        CorruptionError,
+        DecodeError,
+        InvalidArgument,
+        PeerGone,
+        PenstockError,
+        ProtocolError,
+        RefusedError,
+        StateError,
+    )
     from penstock.types import Image
 
 _ROOMS = ("bridge", "broker", "bus", "calls", "clock", "gateway", "journal", "shm", "spark", "tcp", "types")
@@ -49,6 +48,19 @@ _HOMES = {
     "address": ("Address", "publisher", "subscriber"),
     "calls": ("client", "server"),
     "channel": ("Ledger", "Overflow", "Publisher", "Subscriber"),
+    "errors": (
+        "CallFailed",
+        "CapacityError",
+        "ClosedError",
+        "CorruptionError",
+        "DecodeError",
+        "InvalidArgument",
+        "PeerGone",
+        "PenstockError",
+        "ProtocolError",
+        "RefusedError",
+        "StateError",
+    ),
     "types": ("Image",),
 }
 
@@ -83,6 +95,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    import importlib
+
     if name in _ROOMS or name in _HOMES:
         return importlib.import_module(f"penstock.{name}")
     for home, names in _HOMES.items():

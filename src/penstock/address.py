@@ -6,10 +6,12 @@
 ``tcp://HOST:PORT``                            between machines, not stored
 ``journal:DIRECTORY#TOPIC``                    a log on disk
 ``broker://HOST:PORT/TOPIC?queue=NAME``        a durable broker
+``nats://HOST:PORT/SUBJECT``                   servers of NATS, which others run
 =============================================  ==============================================
 
-Options follow ``?``; they are those that the room's classes take. This module knows rooms by name only and imports one
-when an address of it is opened.
+Options follow ``?``; they are those that the room's classes take. ``TOKEN@`` in front of a host is the same as
+``?token=TOKEN``, and ``USER:PASSWORD@`` as ``?user=USER&password=PASSWORD``: secrets, which are never part of a host
+nor printed. This module knows rooms by name only and imports one when an address of it is opened.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import functools
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import ModuleType
@@ -30,6 +32,7 @@ from penstock.channel import Publisher, Subscriber
 from penstock.errors import InvalidArgument, nearest
 from penstock.secrecy import SECRETS
 from penstock.secrecy import without_secrets as without_secrets  # noqa: PLC0414 - also for those who know addresses only
+from penstock.topics import overlap
 
 if TYPE_CHECKING:
     from numpy import dtype, ndarray
@@ -56,7 +59,10 @@ ROOMS: Mapping[str, str] = {
 
 NETWORK = {"tcp": "tcp://HOST:PORT", "broker": "broker://HOST:PORT/TOPIC", "nats": "nats://HOST:PORT/SUBJECT"}
 EVOLVE = "compatible"  # the default of evolve=
-KEEPING = ("journal", "broker", "nats")  # they have options of these names that are their own
+# these reaches store messages already; their own options may have the same names
+KEEPING = ("journal", "broker", "nats")
+PATTERNS = ("journal", "broker", "nats")  # a subscriber's topic may have wildcards there
+DEFAULT_TOPIC = "default"  # of journals and brokers
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,23 +117,72 @@ def _parse_network(scheme: str, rest: str, options: dict[str, str], text: str) -
     if not rest.startswith("//"):
         raise InvalidArgument(f"address {text!r} is not of the form {form}")
     place, _, topic = rest[2:].partition("/")
+    login, at, place = place.rpartition("@")
+    if at:
+        options = {**_credentials(login), **options}
     if scheme == "tcp" and topic and not place:  # tcp:///path/to/socket
         return Address(scheme, name="/" + unquote(topic), options=options, text=text)
     host, colon, port = place.rpartition(":")
     if host.startswith("[") and host.endswith("]") and "," not in host:
         host = host[1:-1]
     if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise InvalidArgument(f"address {text!r} is not of the form {form} with a port of 0 to 65535")
+        encoded = "" if at or "@" not in topic else "; a secret before @ has / as %2F"
+        raise InvalidArgument(f"address {text!r} is not of the form {form} with a port of 0 to 65535{encoded}")
     if scheme == "tcp" and "," in host:
         raise InvalidArgument(f"address {text!r} names several hosts: a tcp publisher is one, tcp://HOST:PORT")
-    if scheme == "tcp" and topic:  # it would be another stream's name nowhere
+    if scheme == "tcp" and topic:  # a tcp port has one stream, so a path would be ignored without an error
         raise InvalidArgument(f"address {text!r} has a path: one port is one stream, tcp://HOST:PORT")
     return Address(scheme, host=host, port=int(port), topic=unquote(topic), options=options, text=text)
 
 
+def _credentials(login: str) -> dict[str, str]:
+    """What stands before the @ of an address, as the options that it means."""
+    first, colon, password = login.partition(":")
+    return {"user": unquote(first), "password": unquote(password)} if colon else {"token": unquote(first)}
+
+
 def plain(text: str) -> str:
-    """An address without its options, decoded as ``parse`` does it: shm:/%41?slots=4 is shm:/A."""
-    return unquote(text.partition("?")[0])
+    """An address without its options and secrets, decoded as ``parse`` does it: shm:/%41?slots=4 is shm:/A."""
+    return unquote(without_secrets(text).partition("?")[0])
+
+
+def places_of(host: str, port: int) -> list[tuple[str, int]]:
+    """Host and port of each server that a host text names: one alone, or several as in ``a:9876,b`` with a port."""
+    return [_split(text, port) for text in host.split(",")] if "," in host else [(host, port)]
+
+
+def _split(text: str, port: int) -> tuple[str, int]:
+    """One of several: HOST or HOST:PORT, an IPv6 address is written in brackets."""
+    name, colon, number = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        name, number = text, ""
+    elif not number.isascii() or not number.isdigit():
+        raise InvalidArgument(f"{text!r} is not HOST or HOST:PORT of a server")
+    return name.removeprefix("[").removesuffix("]"), int(number) if number else port
+
+
+def arrives(sink: Address, source: Address, topics: Iterable[str] | None = None) -> bool:
+    """Whether a subscriber of ``source`` gets what is published at ``sink``, as far as the addresses tell.
+
+    ``topics``: those that the subscriber reads, and patterns, where more is known of them than the address says.
+    """
+    if sink.scheme != source.scheme or _channels(sink, written=True).isdisjoint(_channels(source)):
+        return False
+    if sink.scheme not in PATTERNS:
+        return True
+    wanted = [source.topic or DEFAULT_TOPIC] if topics is None else topics
+    return any(overlap(pattern, sink.topic or DEFAULT_TOPIC) for pattern in wanted)
+
+
+def _channels(address: Address, *, written: bool = False) -> set[tuple[Any, ...]]:
+    """What an address means, without its topic. What is ``written`` to a virtual channel is its multiplexer's too."""
+    if address.scheme in NETWORK and not address.name:
+        return {place for place in places_of(address.host, address.port or 0) if place[1]}  # 0: a port yet to be chosen
+    if address.scheme == "journal":
+        return {(os.path.realpath(address.name),)}
+    own = {(address.name, address.options.get("mux"), address.options.get("id", "0"))}
+    mux = address.options.get("mux") if written else None
+    return own | {(mux, None, "0")} if mux else own
 
 
 def is_loopback(host: str) -> bool:
@@ -287,23 +342,25 @@ def _open_with(function: Callable[..., Any], kind: str, address: Address, option
         clock.refuse_if_virtual(f"{address.text} (of other processes)")
     if wants_disk(kind, address, options):
         return _open_durable(function, kind, address, options)
-    options = {name: value for name, value in options.items() if _asks(name, value, kind, address.scheme)}
+    options = {name: value for name, value in options.items() if _is_given(name, value, kind, address.scheme)}
     given = {**convert(address.options, function, address.text), **options}
     _check_handle_options(given, kind, address)
     return function(address, **given)
 
 
 def wants_disk(kind: str, address: Address, options: Mapping[str, Any]) -> bool:
-    """Whether what is opened is kept on disk on its way (``durable=``), or read from there (``start=``)."""
-    given = {*address.options, *(name for name, value in options.items() if _asks(name, value, kind, address.scheme))}
+    """Whether the handle stores its messages on disk (``durable=``), or reads stored ones (``start=``)."""
+    asked = (name for name, value in options.items() if _is_given(name, value, kind, address.scheme))
+    given = {*address.options, *asked}
     if address.scheme in KEEPING:
-        return kind == "publisher" and "durable" in given  # which is refused
+        # True, so that ``penstock.durable`` is asked and refuses it: such a reach is on disk already.
+        return kind == "publisher" and "durable" in given
     return _on_disk(kind, address.scheme) and not given.isdisjoint(_disk_options(kind))
 
 
 def _on_disk(kind: str, scheme: str) -> bool:
     """Whether ``penstock.durable`` opens such handles too."""
-    return scheme not in KEEPING and (kind, scheme) != ("subscriber", "tcp")  # which has `start` itself
+    return scheme not in KEEPING and (kind, scheme) != ("subscriber", "tcp")  # a tcp subscriber has `start` itself
 
 
 @functools.cache
@@ -311,8 +368,8 @@ def _disk_options(kind: str) -> dict[str, inspect.Parameter]:
     return option_names(getattr(importlib.import_module("penstock.durable"), f"open_{kind}"))
 
 
-def _asks(name: str, value: Any, kind: str, scheme: str) -> bool:
-    """Whether an option is more than the default of one that ``penstock.durable`` has."""
+def _is_given(name: str, value: Any, kind: str, scheme: str) -> bool:
+    """Whether an option was given: one of ``penstock.durable`` that has its default value was not."""
     if name in ("start", "durable") and value is None:
         return False
     default = _disk_options(kind).get(name) if _on_disk(kind, scheme) else None
@@ -320,7 +377,7 @@ def _asks(name: str, value: Any, kind: str, scheme: str) -> bool:
 
 
 def _open_durable(function: Callable[..., Any], kind: str, address: Address, options: Mapping[str, Any]) -> Any:
-    """Its own options, and those of the room for its live flow."""
+    """Open it with the options of ``penstock.durable``; all others go to the room, for its live handle."""
     opened = getattr(importlib.import_module("penstock.durable"), f"open_{kind}")
     own = option_names(opened)
     live = {name: text for name, text in address.options.items() if name not in own}
@@ -429,7 +486,8 @@ def _check_handle_options(options: Mapping[str, Any], kind: str, address: Addres
         if name in valid:
             continue
         if name == "type":
-            importlib.import_module("penstock.types").codec_of(options[name])  # refuses it: a type never comes here
+            # raises: this reach takes no type by name
+            importlib.import_module("penstock.types").codec_of(options[name])
         other = "subscriber" if kind == "publisher" else "publisher"
         known = valid | {"type", "evolve"}
         told = f"a {other} has" if name in _valid_options(other, address.scheme) else nearest(name, known)
@@ -453,8 +511,8 @@ def _convert_option(text: str, parameter: inspect.Parameter, of: str) -> Any:
     if parameter.name in SECRETS or str(parameter.annotation).replace("None", "").strip(" |'\"") == "str":
         return text
     lowered = text.lower()
-    if lowered in ("true", "false"):
-        return lowered == "true"
+    if lowered in ("true", "false") or (lowered in ("yes", "no") and "bool" in str(parameter.annotation)):
+        return lowered in ("true", "yes")
     if lowered == "none":
         return None
     for kind in (int, float):

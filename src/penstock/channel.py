@@ -177,7 +177,7 @@ class Terms(Protocol):
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits that stand for the text."""
+        """16 hexadecimal digits of a hash of the text."""
 
     @property
     def replaces(self) -> bool:
@@ -459,7 +459,7 @@ class Subscriber(Handle, Generic[T]):
             raise TimeoutError(f"no message came within {timeout:g} s" if timeout else "no message is there")
         return message
 
-    def _there(self) -> Iterator[Message[T]]:
+    def _available_messages(self) -> Iterator[Message[T]]:
         """The messages that are there now, read one by one, without waiting."""
         for _ in range(self.ledger.in_flight):
             message = self.read(0)
@@ -493,7 +493,7 @@ class Subscriber(Handle, Generic[T]):
         """
         self._unprocessed = False
         count = 0
-        there = self._there()
+        there = self._available_messages()
         while (function := self._callback) is not None and (message := next(there, None)) is not None:
             self._call(function, message)
             count += 1

@@ -1,8 +1,8 @@
 """The clock that programs ask: the machine's, or a virtual one that a test or a replay moves.
 
 ``time``, ``time_ns`` and ``monotonic`` stand for those of the module ``time``, ``call_later`` for a timer. They ask the
-clock in use, which is the machine's unless ``using(VirtualClock(...))`` is around. What lives long (a bus's delayed
-message, a gateway's module) takes ``current()`` when it is made and keeps it.
+clock in use, which is the machine's unless ``using(VirtualClock(...))`` is around. Objects that live long (a bus's
+delayed message, a gateway's module) take ``current()`` when they are created and keep it.
 
 ``SystemClock`` fires from a thread of its own, which is started when first needed. ``VirtualClock`` stands still until
 ``advance`` is called, so that tests need not sleep; what it calls runs in the thread that moves it. Its ``thread``
@@ -45,8 +45,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger("penstock.bus")
-TELL_TURN_S = 3.0  # of the machine's time, after which a thread of a virtual clock that does not wait is told
-MAX_TURN_S = 30.0  # and given up
+TELL_TURN_S = 3.0  # real seconds: a thread of a virtual clock that runs longer without waiting is reported
+MAX_TURN_S = 30.0  # real seconds after which it is given up
 MAX_NS = 2**63  # since 1970, in the year 2262: more does not fit into a message
 MAX_FAILURES = 1000  # that a virtual clock remembers
 
@@ -173,10 +173,10 @@ class VirtualClock(_Heap):
         self._now = 0.0
         self._start_ns = start_ns
         self._time_ns = start_ns
-        self.replayed = False  #: a replay moves it, and nobody else may
+        self.replayed = False  #: only the replay that owns it may move it
         #: The first thing that was refused because this clock was in use, whoever caught that.
         self.refused: RefusedError | None = None
-        #: What failed while this clock was in use and nobody was told: (where, the error), the first ``MAX_FAILURES``.
+        #: Failures while this clock was in use that no caller got: (where, the error), the first ``MAX_FAILURES``.
         self.failures: list[tuple[str, BaseException]] = []
 
     def now(self) -> float:
@@ -325,7 +325,7 @@ class _VirtualThread:
 
 
 class _VirtualEvent:
-    """Who waits gives the turn back, and gets it again when it is set or the time has come."""
+    """A waiting thread gives its turn back; it gets it again when the event is set or its time-out has passed."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -420,7 +420,7 @@ _current: Clock | None = None  # None: the machine's
 
 
 def current() -> Clock:
-    """The clock in use, for who keeps it."""
+    """The clock in use, for objects that keep it."""
     return _current or _system or system_clock()
 
 
@@ -463,12 +463,13 @@ def refuse_if_virtual(what: str) -> None:
     """Raise ``RefusedError`` where a virtual clock is in use: its order could not be the same the next time."""
     if isinstance(_current, VirtualClock):
         refused = RefusedError(f"{what} cannot be replayed the same way twice")
-        _current.refused = _current.refused or refused  # whoever moves the clock ends, also where a program catches it
+        # kept, so that the replay ends even if the program catches the error
+        _current.refused = _current.refused or refused
         raise refused
 
 
 def refuse_if_replayed(what: str) -> None:
-    """The same, in a replay alone: with a virtual clock of one's own it is right."""
+    """The same, but only in a replay: a program may do this with a virtual clock of its own."""
     if isinstance(_current, VirtualClock) and _current.replayed:
         refuse_if_virtual(what)
 
@@ -479,8 +480,9 @@ def in_use() -> bool:
 
 
 def pass_time(timeout: float | None, what: str) -> None:
-    """Under a virtual clock, in the place of a wait for what others do: a thread of the clock's lets them go on for so
-    long, any other one does not wait, as nobody does anything meanwhile. A wait without an end is refused."""
+    """Under a virtual clock, replaces a wait for other threads: a thread of the clock lets them run for ``timeout``
+    seconds; any other thread does not wait, because nothing can happen meanwhile. A wait without an end is refused.
+    """
     if timeout is None:
         refuse_if_virtual(f"{what} without a time-out (nothing happens while it waits; timeout=0 takes what is there)")
     elif timeout > 0 and _VirtualThread.mine() is not None:
@@ -488,7 +490,7 @@ def pass_time(timeout: float | None, what: str) -> None:
 
 
 def note_failure(where: str, error: BaseException) -> None:
-    """Let the virtual clock in use, if there is one, remember what failed: the replay has to tell it."""
+    """Let the virtual clock in use, if there is one, remember what failed, so that the replay can report it."""
     if isinstance(_current, VirtualClock) and len(_current.failures) < MAX_FAILURES:
         _current.failures.append((where, error))
 
@@ -509,7 +511,7 @@ def time() -> float:
 
 
 def sleep(seconds: float) -> None:
-    """Wait, as ``time.sleep`` does; under a virtual clock its own threads (``Source.run``) alone can."""
+    """Wait, as ``time.sleep`` does; under a virtual clock only its own threads (``Source.run``) may call it."""
     if _current is None:
         machine.sleep(seconds)
     else:

@@ -56,7 +56,7 @@ def open_publisher(
     from penstock.durable_publisher import DurablePublisher, end_forgotten
     from penstock.journal.journal import Journal
 
-    end_forgotten()  # one may have this directory, address or port
+    end_forgotten()  # a publisher that was garbage-collected may still have this directory, address or port
     journal = Journal(durable, retain_bytes=retain_bytes, retain_age_s=retain_age_s, segment_bytes=segment_bytes)
     try:
         return DurablePublisher(address, journal, live_options, durable_wait)

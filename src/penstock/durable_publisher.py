@@ -35,8 +35,8 @@ STAGED_BYTES = 16 << 20  # a publisher that is faster than the disk commits itse
 BATCH = 4096
 CLOSE_S = 5.0
 LOOK_S = 0.05
-PASS_ON_S = 1.0  # how long a publisher waits for a live flow that stands still
-KEEP_UP_S, KEEP_UP_LOOK_S = 0.02, 0.0002  # how long a batch waits for slow readers of shm, and how often it looks
+PASS_ON_S = 1.0  # how long ``flush`` waits for a live publisher that makes no progress
+KEEP_UP_S, KEEP_UP_LOOK_S = 0.02, 0.0002  # how long a batch waits for slow readers of shm, and how often it checks
 
 logger = logging.getLogger("penstock.durable")
 
@@ -49,7 +49,7 @@ def check_channel(journal: Journal, address: Address, options: Mapping[str, Any]
         if kept != channel and journal.frontier > 1:
             raise _keeps(journal, kept, channel)
         return channel
-    if others := set(journal.topics) - {topic}:  # made before there was such a file
+    if others := set(journal.topics) - {topic}:  # a journal of an earlier release, which wrote no such file
         raise _keeps(journal, repr(min(others)), f"{topic!r}, the topic of {channel}")
     return channel
 
@@ -71,7 +71,9 @@ def _note_channel(journal: Journal, channel: str) -> None:
 
 
 def channel_of(address: Address, options: Mapping[str, Any]) -> str:
-    """The channel's address without what another publisher of it may choose anew: options, and the port of tcp."""
+    """The channel's address without the parts that its next publisher may choose differently: options, and the port of
+    tcp.
+    """
     if address.scheme == "tcp":
         return "tcp://"
     name = quote(address.name, safe="/")
@@ -80,7 +82,7 @@ def channel_of(address: Address, options: Mapping[str, Any]) -> str:
 
 
 def topic_of(address: Address) -> str:
-    """What the channel is called in its journal."""
+    """The topic of the channel in its journal."""
     name = address.name.strip("/").replace("/", ".") if address.scheme != "tcp" else ""
     parts = [re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in name.split(".")]
     return ".".join(part for part in parts if part) or "default"
@@ -100,15 +102,15 @@ class Past:
         place = last + 1 if same else self._journal.place_of(start)
         source = Follower(self._journal, place)
         try:
-            source.wait(0)  # raises where it is damaged: the peer is told, instead of coming again and again
+            source.wait(0)  # raises if it is damaged: the peer gets the reason, instead of reconnecting for ever
         except BaseException:
             source.close()
             raise
         return Opened(source, place, frontier)
 
 
-_flows: set[Flow] = set()  # those whose threads run
-_forgotten: set[Flow] = set()  # those that end because nobody holds their publisher any more
+_flows: set[Flow] = set()  # those whose threads are running
+_forgotten: set[Flow] = set()  # those that are ending because their publisher was garbage-collected
 
 
 @atexit.register
@@ -119,22 +121,23 @@ def _end_all() -> None:
 
 
 def end_forgotten() -> None:
-    """Wait for the end of those whose publishers were forgotten."""
+    """Wait until those whose publishers were garbage-collected have ended."""
     for flow in list(_forgotten):
         flow.end()
 
 
 class Flow:
-    """What is under a publisher: messages go from memory to the disk, and from the disk to the live publisher.
-
-    Its threads hold this and never the publisher, so that a publisher that is forgotten is collected, and ends it.
+    """The two threads of a publisher: messages go from memory to the disk, and from the disk to the live publisher. The
+    threads hold a reference to this object and never to the publisher, so that a publisher that nobody uses is
+    garbage-collected, which ends them.
     """
 
     def __init__(self, address: Address, journal: Journal, live_options: Mapping[str, Any]) -> None:
         self.journal = journal
         self.scheme = address.scheme
         self.writer = journal.writer
-        # What is committed together lies in one segment, and retention removes whole segments: several fit into one.
+        # A commit lies in one segment, and retention removes whole segments: keep commits small, so that several fit
+        # into one.
         self._most_staged = min(STAGED_BYTES, journal.segment_bytes // 4)
         # A queue, because a finaliser puts into it: it may run in any thread, inside of any call but this one's.
         self._staged: SimpleQueue[None] = SimpleQueue()
@@ -147,7 +150,7 @@ class Flow:
         self._committing = threading.Lock()  # held by one commit, until its failure is noted
         self._passing_on = threading.Condition()  # guards the two below
         self._passed_on = 0  # the live flow has everything up to this position
-        self._held_up = False  # one has waited in vain; nobody waits until everything was passed on
+        self._held_up = False  # a wait has timed out; no other wait begins until everything was passed on
         self._outrun = False  # a reader of shm does not keep up
         self.live, self._position = _open_live(address, journal, dict(live_options))
         self._passed_on = self._position - 1
@@ -168,7 +171,7 @@ class Flow:
             self.commit()
 
     def commit(self, note: bool = False) -> None:
-        """``note``: a failure is told by the next call instead of being raised."""
+        """``note``: a failure is raised by the next call of the user instead of here."""
         with self._committing:
             try:
                 self.journal.commit_staged()
@@ -220,7 +223,7 @@ class Flow:
                 self._forward()
             except ClosedError:
                 return
-            except Exception as error:  # only live subscribers miss it: it is in the journal
+            except Exception as error:  # only live subscribers lose it; it is in the journal
                 logger.error("%r: messages did not reach the live flow: %s", self, error)
             if ending:
                 return
@@ -244,11 +247,11 @@ class Flow:
             self._passing_on.notify_all()
 
     def _portions(self, batch: Batch) -> Iterator[Batch | Sequence[Message]]:
-        """The batch as the live flow takes it.
+        """The batch in portions for the live publisher.
 
-        What was committed together would come to an ``shm`` channel as one burst of more messages than it has slots,
-        and a reader that keeps up with the publisher would lose most of them. So they come in portions, each when the
-        slowest reader has room for it; all of them wait ``KEEP_UP_S`` at most, for nobody holds the live flow up.
+        A commit would reach an ``shm`` channel as one burst of more messages than it has slots, and a reader that keeps
+        up with the publisher would lose most of them. So each portion waits until the slowest reader has room for it,
+        but a batch waits ``KEEP_UP_S`` at most in all: no reader may hold up the live publisher.
         """
         if self.scheme != "shm":
             yield batch
@@ -261,7 +264,7 @@ class Flow:
             part = batch[begin : begin + most]
             while (late := self.live.unread + len(part) > room) and not self._outrun and not self._ending:
                 if time.monotonic() >= deadline:
-                    self._outrun = True  # once: a reader that stands still is not waited for with every message
+                    self._outrun = True  # a reader that does not read is waited for once, not with every message
                     break
                 time.sleep(KEEP_UP_LOOK_S)
             self._outrun = self._outrun and late
@@ -270,7 +273,7 @@ class Flow:
     # --- the end
 
     def forget(self) -> None:
-        """Nobody holds the publisher any more. A finaliser calls this: it takes no lock and waits for nothing."""
+        """The publisher was garbage-collected. A finaliser calls this, so it takes no lock and never waits."""
         if not self._ending:
             _forgotten.add(self)
             self._begin_end()
@@ -336,7 +339,7 @@ class DurablePublisher(Publisher):
     ) -> int:
         """Store a copy of ``data``, which then goes to the live publisher; returns its ordinal.
 
-        ``timeout`` is checked and ends nothing: who publishes waits for the disk at most, never for a subscriber.
+        ``timeout`` is checked but not used: publishing may wait for the disk, never for a subscriber.
         """
         flow = self._flow
         if self._closed or flow.failure is not None:
@@ -380,11 +383,12 @@ class DurablePublisher(Publisher):
         return native.reserve(size, self.publish, self)
 
     def flush(self) -> None:
-        """Wait until everything published so far is on disk, and has been passed to the live publisher: who joins
-        afterwards finds it in its history. A live flow that stands still is waited for a second at most."""
+        """Wait until everything published so far is on disk and was passed to the live publisher, so that later
+        subscribers find it in its history. Waits at most a second for a live publisher that makes no progress.
+        """
         self._check_usable()
         self._flow.commit()
-        self._check_usable()  # another thread's commit may have failed
+        self._check_usable()  # a commit by another thread may have failed
         self._flow.await_passed_on(self._writer.committed_position - 1)
 
     def _publish_now(self, data: Any, options: Mapping[str, Any]) -> int:
@@ -445,7 +449,7 @@ class DurablePublisher(Publisher):
             raise self._flow.end_error
 
     def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # while it is being made
+        if name == "inner":  # while it is being constructed
             raise AttributeError(name)
         return getattr(self.inner, name)
 
@@ -477,7 +481,7 @@ def _open_live(address: Address, journal: Journal, options: dict[str, Any]) -> t
             live.close()
             raise
         if live.bus.durable.get(live.id) == directory and live.wait_ready(1, 0):
-            first = journal.first  # its subscribers continue with what the last publisher had not passed on
+            first = journal.first  # begin with the messages that the previous publisher had not passed on
         live.bus.durable[live.id] = directory
         last = live.bus._go_on(live.id, first - 1)
         return live, min(last + 1, next_position)
@@ -485,5 +489,6 @@ def _open_live(address: Address, journal: Journal, options: dict[str, Any]) -> t
         raise InvalidArgument(f"{address.text}: a durable channel has one publisher, so that ordinals are positions")
     live = room.Publisher(address.name, before=first - 1, **{**options, "max_publishers": 1})
     live._durable(directory)
-    last = live.last_ordinal  # the channel outlived its last publisher: continue with what that one had not passed on
+    # the channel still exists: continue after the last message that the previous publisher passed on
+    last = live.last_ordinal
     return live, min(last + 1, next_position)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def follow(
     address: Address, live_options: Mapping[str, Any], start: object, durable: str | os.PathLike[str] | None
 ) -> Follower:
-    """From ``start`` on, in the directory ``durable`` or where the publisher says."""
+    """Read from ``start`` on, in the directory ``durable`` or the one that the publisher names."""
     text = check_start(start)
     directory = durable or _kept_at(address, live_options)
     if not (Path(directory) / FRONTIER_NAME).exists():

@@ -44,7 +44,7 @@ MAX_WORDS = 1000  # a sum of n terms is evaluated n calls deep, so this bounds t
 
 Evaluate = Callable[["Subject"], Any]
 Read = Callable[[Any], Any]
-Steps = list[str | int]  # names and places of a path
+Steps = list[str | int]  # names and indexes of a path
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
@@ -98,7 +98,8 @@ _UNSET = object()
 _FIELDS: dict[str, Evaluate] = {
     "ordinal": lambda s: s.message.ordinal,
     "timestamp": lambda s: s.message.timestamp_ns / 1e9,
-    "age": lambda s: (clock.time_ns() - s.message.timestamp_ns) / 1e9,  # by the clock in use: a rule is older than it
+    # read at each use: the clock in use may have changed since the expression was compiled
+    "age": lambda s: (clock.time_ns() - s.message.timestamp_ns) / 1e9,
     "size": lambda s: s.message.size,
     "channel": lambda s: s.message.channel,
     "position": lambda s: s.message.position,

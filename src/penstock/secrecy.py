@@ -13,17 +13,24 @@ from urllib.parse import unquote
 __all__ = ["HIDDEN", "SECRETS", "hidden", "hidden_values", "without_secrets"]
 
 #: Options whose values are secret.
-SECRETS = ("token",)
+SECRETS = ("token", "password")
 
 #: Replaces a secret's value where the option's name is shown.
 HIDDEN = "***"
 
 
+# ``USER:PASSWORD@`` or ``TOKEN@`` in front of an address's host. Where no HOST:PORT follows `://`, a secret may hold a
+# slash or a question mark that nobody encoded: then all up to the last @ is taken for one.
+_PLACE = r"[^/?@'\"\s]*:\d+(?=[/?'\"\s)]|$)"
+_LOGIN = re.compile(rf"://(?:[^/?]*@(?={_PLACE})|(?!{_PLACE}|/).*@)", re.DOTALL)
+
+
 def without_secrets(text: str) -> str:
-    """An address without its token, fit to be printed, logged, stored and used as the name of counters."""
-    head, mark, query = text.partition("?")
-    if "token" not in unquote(query):
-        return text
+    """An address without its token, user and password, fit to be printed, logged, stored and used as the name of
+    counters."""
+    head, mark, query = _LOGIN.sub("://", text).partition("?")
+    if not any(name in unquote(query) for name in SECRETS):
+        return head + mark + query
     kept = [pair for pair in query.split("&") if unquote(pair.partition("=")[0]) not in SECRETS]
     return head + (mark + "&".join(kept) if kept else "")
 
@@ -39,14 +46,16 @@ _FLAG = re.compile(rf"-.*(?:{_NAMES})", re.IGNORECASE | re.DOTALL)
 
 
 def hidden(words: Iterable[str]) -> list[str]:
-    """The words of a command line as they may be shown: ``--token X``, ``-O token=X``, ``?token=X`` with ``***`` for X.
+    """The words of a command line as they may be shown: ``--token X``, ``-O token=X``, ``?token=X``, ``tcp://X@HOST:1``
+    with ``***`` for X.
 
     The rest of the word after a secret is hidden too: only the program itself knows where the value ends.
     """
     shown: list[str] = []
     value_next = False
     for word in words:
-        shown.append(HIDDEN if value_next else _ASSIGNMENT.sub(rf"\1{HIDDEN}", word))
+        login_hidden = _LOGIN.sub(f"://{HIDDEN}@", word)
+        shown.append(HIDDEN if value_next else _ASSIGNMENT.sub(rf"\1{HIDDEN}", login_hidden))
         value_next = not value_next and _FLAG.fullmatch(word) is not None
     return shown
 

@@ -121,11 +121,12 @@ def dying_with_parent() -> Callable[[], None]:
 
     What the child has started itself is not killed with it.
     """
-    prctl, parent, exit_now = ctypes.CDLL(None).prctl, os.getpid(), os._exit  # nothing is loaded after the fork
+    # looked up before the fork: the child must not load anything
+    prctl, parent, exit_now = ctypes.CDLL(None).prctl, os.getpid(), os._exit
 
     def die_with_parent() -> None:
         prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before that
+        if os.getppid() != parent:  # the parent ended before prctl was called
             exit_now(1)
 
     return die_with_parent

@@ -102,7 +102,7 @@ class Worker:
         from concurrent.futures import Future
 
         job: Future[Result] = Future()
-        with self._lock:  # with `stop`: a call queued after the end mark would never run
+        with self._lock:  # shared with `stop`: a call queued after the end mark would never run
             if self._stopped:
                 raise ClosedError("this handle was closed")
             self._jobs.add(job)
@@ -113,7 +113,7 @@ class Worker:
             try:
                 return await asyncio.wrap_future(job)
             except TimeoutError:
-                # asyncio makes a new one, without what the call's own says (how many were published)
+                # asyncio raises a new TimeoutError, without the attributes of the call's own (how many were published)
                 raise (job.done() and not job.cancelled() and job.exception()) or TimeoutError from None
             finally:
                 if timer is not None:

@@ -7,13 +7,14 @@ rule (``_core.journal.TopicFilter``); a test compares the two.
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from penstock.errors import InvalidArgument
 
 __all__ = [
     "MAX_NAME_BYTES", "check_name", "check_pattern", "check_topic", "check_wildcards", "covers", "is_pattern",
-    "matches", "topic_for",
+    "matches", "overlap", "topic_for",
 ]  # fmt: skip
 
 MAX_NAME_BYTES = 255
@@ -84,6 +85,17 @@ def covers(allowed: str, pattern: str) -> bool:
         if index >= len(right) or right[index] == ">" or want not in ("*", right[index]):
             return False
     return len(left) == len(right)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether there may be a topic that both patterns match."""
+    left, right = one.split("."), other.split(".")
+    for first, second in itertools.zip_longest(left, right, fillvalue=""):
+        if ">" in (first, second):
+            return first != "" and second != ""
+        if first != second and ("*" not in (first, second) or "" in (first, second)):
+            return False
+    return True
 
 
 def topic_for(name: str, otherwise: str = "default") -> str:

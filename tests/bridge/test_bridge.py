@@ -19,6 +19,7 @@ import pytest
 import penstock
 from penstock import shm, tcp
 from penstock.bridge import Bridge, read_map
+from penstock.broker import Client, Server
 
 LONG = 30.0
 
@@ -438,9 +439,31 @@ def test_a_loop_is_refused(tmp_path: Path) -> None:
         ("shm:/loop", "shm:/loop?slots=4"),
         (f"journal:{tmp_path}/j", f"journal:{tmp_path}/../{tmp_path.name}/j#default"),
         ("tcp://127.0.0.1:1588", "tcp://127.0.0.1:1588"),
+        (f"journal:{tmp_path}/j#a.>", f"journal:{tmp_path}/j#a.out"),
+        ("broker://127.0.0.1:1/a.>", "broker://127.0.0.1:1/a.out"),
+        ("broker://127.0.0.1:1/b,a.*", "broker://127.0.0.1:1/a.out"),
+        ("broker://127.0.0.1:1,127.0.0.1:2/>?queue=q", "broker://127.0.0.1:2/a.out"),
+        ("nats://127.0.0.1:1/a.>", "nats://127.0.0.1:1/a.out"),
+        ("nats://127.0.0.1:1/a.*.c", "nats://127.0.0.1:2,127.0.0.1:1/a.out.c?jetstream=true"),
+        ("shm:/mux", "shm:/one?mux=/mux"),
     ):
         with pytest.raises(penstock.InvalidArgument, match="carry its own messages"):
             Bridge(source, sink)
+    with pytest.raises(penstock.InvalidArgument, match=r"takes what is published at nats://127\.0\.0\.1:1/a\.out"):
+        Bridge("nats://127.0.0.1:1/a.>", "nats://127.0.0.1:1/a.out")
+
+
+def test_a_queue_that_takes_the_sink_is_refused_too(tmp_path: Path) -> None:
+    with Server(tmp_path, 0) as server:
+        server.start()
+        place = f"broker://127.0.0.1:{server.port}"
+        with Client(port=server.port) as client:
+            client.queue("q", topics="a.>")
+        with pytest.raises(penstock.InvalidArgument, match="takes what is published at"):
+            Bridge(f"{place}/?queue=q", f"{place}/a.out")
+        with Bridge(f"{place}/?queue=q", f"{place}/b") as bridge:
+            assert bridge.not_held == ["topic"]
+            bridge.start()
 
 
 def test_shared_memory_to_shared_memory_keeps_metadata_type_and_slots() -> None:

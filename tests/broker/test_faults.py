@@ -192,7 +192,7 @@ def test_dead_letters_go_on_after_a_fault(serve: Callable[..., Server], monkeypa
         client.queue("q", topics="t", max_deliveries=1)
         client.publish("t", b"poison")
         with monkeypatch.context() as patch:
-            patch.setattr(dead_letters, "_move", lambda *_: 1 / 0)
+            patch.setattr(dead_letters, "_stage_copy", lambda *_: 1 / 0)
             with client.subscribe("q", ack="manual") as consumer:
                 message = consumer.read(LONG)
                 assert message is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import socket
 import subprocess
@@ -249,7 +250,9 @@ def test_a_stopped_broker_of_a_group_is_left(
     """Its kernel still takes connections and acknowledges what is sent, while another one may lead."""
     monkeypatch.setattr(link, "GROUP_SILENCE_S", 0.5)
     command = [sys.executable, "-m", "penstock", "broker", str(tmp_path / "stopped"), "0"]
-    second = serve()
+    Server(tmp_path / "stopped", 0).close()
+    shutil.copytree(tmp_path / "stopped", tmp_path / "second")  # of one journal, as the brokers of a group are
+    second = serve(directory=tmp_path / "second")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
         try:
             assert first.stdout is not None

@@ -45,7 +45,7 @@ def test_a_damaged_message_is_told_and_counted(serve: Callable[..., Server], tmp
             for _ in range(2):  # also after the broker has looked at its queues
                 until(lambda: look(client, "q")["state"].startswith("failed to read a message"))
                 list(server.broker.observing())
-            assert server.broker.queues["q"]._said.startswith("failed to read a message"), "ls reads it there"
+            assert server.broker.queues["q"]._state_text.startswith("failed to read a message"), "ls reads it there"
             found = look(client, "q")
             assert (found["depth"], found["depth_at_least"], found["in_flight"]) == (5, True, 2)
             told = explain(address.parse(f"broker://127.0.0.1:{server.port}/?queue=q"))

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from penstock._core.broker import QueueState
 from penstock.broker import AsyncClient, Client, Server, Subscriber
 from penstock.broker.queue import NO_DEADLINE
 from penstock.errors import ClosedError
+from penstock.journal import Journal
 from tests.broker.conftest import LONG, Wire, until
 from tests.broker.test_security import certificate
 
@@ -157,3 +159,26 @@ def test_closing_ends_what_tasks_wait_for() -> None:
                     await asyncio.wait_for(task, LONG)
 
     asyncio.run(ask_and_close())
+
+
+def test_a_publisher_goes_on_when_its_broker_ends_gracefully(serve: Callable[..., Server], tmp_path: Path) -> None:
+    """What comes in while the broker waits for its consumers is not stored, and sent again to the next one."""
+    server = serve(drain_s=LONG)
+    with Client(port=server.port, timeout=LONG) as client, ThreadPoolExecutor() as pool:
+        client.queue("q", topics="t")
+        client.publish("t", b"first")
+        with client.subscribe("q", ack="manual") as consumer:
+            assert bytes(consumer.receive(timeout=LONG)) == b"first"
+            server.stop()
+            until(lambda: server.draining)
+            publishing = pool.submit(client.publish_many, "t", [b"second", b"third"])
+            until(lambda: publishing.done() or len(server.connections) == 1)  # that of the consumer
+        server.close()
+        server = serve(port=server.port)
+        first, last = publishing.result(LONG)
+        assert last == first + 1
+        client.publish("t", b"fourth")
+    server.close()
+    with Journal(tmp_path / "broker", mode="read") as journal:
+        stored = [bytes(message) for message in journal.read_many(1, 100) if message.channel == "t"]
+    assert stored == [b"first", b"second", b"third", b"fourth"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import EXTRAS
+from penstock.cli.commands import EXTRAS
 from penstock.journal import Journal
 
 from .command import environment

@@ -14,7 +14,7 @@ import typer
 
 import penstock
 from penstock import _core
-from penstock.cli import COMMANDS, Entry, load
+from penstock.cli.commands import COMMANDS, Entry, load
 from penstock.cli.group import application
 from penstock.journal import Journal
 from penstock.recording.story import read_story
@@ -178,9 +178,14 @@ def test_a_closed_pipe_is_no_failure(arguments: str, reader: str) -> None:
     assert done.returncode in (0, 4, 141, wrong_usage) and not done.stderr, (done.returncode, done.stderr)
 
 
-@pytest.mark.parametrize("arguments", ["--help", "--version", "doctor"])
-def test_a_full_disk_behind_the_output_is_one_sentence(arguments: str) -> None:
-    done = through_a_shell(f"env -u PYTHONUNBUFFERED {{penstock}} {arguments} > /dev/full")
+@pytest.mark.parametrize("arguments", ["--help", "doctor", "why shm:/none", "journal cat j", "journal cat j --raw"])
+def test_a_full_disk_behind_the_output_is_one_sentence(arguments: str, tmp_path: Path) -> None:
+    """Whatever was printed: little, what fills the buffer, the report of a check that fails."""
+    with Journal(tmp_path / "j") as journal:
+        for _ in range(1000):
+            journal.append("t", b"x" * 40)
+    buffered = "PYTHONUNBUFFERED=1" if arguments == "doctor" else "-u PYTHONUNBUFFERED"
+    done = through_a_shell(f"cd {tmp_path}; env {buffered} {{penstock}} {arguments} > /dev/full")
     assert (done.returncode, done.stderr) == (1, "penstock: standard output: No space left on device\n")
 
 
@@ -204,10 +209,10 @@ def test_a_closed_output_ends_only_what_needs_it(tmp_path: Path) -> None:
 
 STARTS = """
 import os, signal, sys, threading, time
-from penstock.cli import exits
+from penstock.cli import exits, signals
 
 if sys.argv[1] == "start":
-    exits.end_at_once()
+    signals.end_at_once()
     try:
         os.kill(os.getpid(), signal.{0})
     except BaseException:
@@ -240,8 +245,43 @@ def test_no_signal_is_swallowed(name: str, code: int, place: str) -> None:
     assert (done.returncode, done.stderr) == (code, "")
 
 
+IMPORTS = """
+import os, runpy, signal, sys
+
+loud = []
+
+def interrupt(event, arguments):
+    if event == "import" and not (pid := os.fork()):
+        signal.raise_signal(signal.SIGINT)
+    elif event == "import" and os.waitpid(pid, 0)[1] != 130 << 8:
+        loud.append(arguments[0])
+
+sys.argv = ["penstock", "ls", "--help"]
+sys.addaudithook(interrupt)
+try:
+    runpy.run_module("penstock", run_name="__main__")
+except SystemExit:
+    print("LOUD", *loud)
+"""
+
+
+def test_ctrl_c_during_an_import_ends_a_command_quietly() -> None:
+    """At every import of a command a process is forked in which Ctrl-C comes just then."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=60, env=environment()
+    )
+    loud = set(done.stdout.rpartition("LOUD")[2].split())
+    assert loud <= {"pkgutil", "penstock", "penstock.__main__", "penstock.cli", "penstock.cli.signals"}, done.stderr
+
+
+def test_importing_the_command_leaves_signals_alone() -> None:
+    code = "import signal, penstock.cli; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment())
+    assert done.stdout == "True\n"
+
+
 def test_a_job_in_the_background_ignores_ctrl_c() -> None:
-    code = "import signal; from penstock.cli import exits; exits.end_at_once(); signal.raise_signal(signal.SIGINT)"
+    code = "import signal; from penstock.cli import signals; signals.end_at_once(); signal.raise_signal(signal.SIGINT)"
     line = f"trap '' INT; {sys.executable} -c '{code}'"
     assert subprocess.run(["sh", "-c", line], timeout=60, env=environment(), check=False).returncode == 0
 

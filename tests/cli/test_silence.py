@@ -23,6 +23,20 @@ def test_a_port_that_nobody_listens_at_fails_at_once() -> None:
     assert done.returncode == 1 and "refused" in done.stderr and "--wait" in done.stderr
 
 
+@pytest.mark.parametrize("words", [("sub", "--timeout", "2"), ("delay", "--every", "0.5", "--timeout", "2"), ("record", "--seconds", "2")])
+def test_a_secret_is_asked_with_and_not_printed(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Why nothing comes is asked as the address was opened: without its token the broker would refuse the question."""
+    from penstock.broker import Server
+
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text('[[token]]\nname = "n"\ntoken = "hush"\npublish = [">"]\nsubscribe = [">"]\nstatistics = true\n')
+    tokens.chmod(0o600)
+    with Server(tmp_path / "d", 0, tokens=tokens).start() as server:
+        where = ["-o", str(tmp_path / "r")] if words[0] == "record" else []
+        done = run(words[0], f"broker://hush@127.0.0.1:{server.port}/t", *where, *words[1:])
+        assert "nothing came" in done.stderr and "token" not in done.stderr and "hush" not in done.stderr, done.stderr
+
+
 def test_a_host_that_nobody_has_fails_at_once() -> None:
     done = run("sub", "tcp://no-such-host.invalid:99")
     assert done.returncode == 1 and "tcp://no-such-host.invalid:99" in done.stderr

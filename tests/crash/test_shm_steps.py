@@ -32,6 +32,8 @@ ACTIONS = [
     "join_reliable", "read", "read_and_hold", "reliable_read", "leave_subscriber", "sleep",
 ]  # fmt: skip
 LONG = 30.0
+#: Of each test alone: how long the compiler takes for all of them says nothing about them.
+pytestmark = pytest.mark.timeout(120, func_only=True)
 _numbers = itertools.count(1)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import promises
+
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PLACED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -39,6 +41,32 @@ def test_what_is_not_there_is_found() -> None:
     assert missing("`tests/docs/test_proofs.py::test_every_test_that_is_named_exists`, test_proofs.py") == []
     for text in ("`tests/docs/test_proofs.py::test_not_there`", "test_not_there", "test_nothing.py", "tests/docs/not.py"):
         assert missing(text), text
+
+
+def rows(text: str) -> list[list[str]]:
+    """The rows of the tables of proofs: those that name tests."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
+    return [row for row in cells if any(PLACED.search(cell) for cell in row)]
+
+
+def test_every_promise_names_its_test() -> None:
+    found = rows((ROOT / "docs" / "guarantees.md").read_text())
+    assert len(found) >= 14
+    bare = [f"{row[0]}: {cell}" for row in found for cell in row[1:] if not PLACED.search(cell)]
+    # What is no promise, or another row's.
+    assert [cell for cell in bare if not re.search(r": (nothing|as the journal$|a trigger, on its batch$)", cell)] == []
+
+
+@pytest.mark.parametrize("set_", [True, False])
+def test_a_proof_that_is_skipped_fails(set_: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_NO_SKIPS", "1" if set_ else "")
+    for name, wanted in ((min(promises.promised()), set_), ("tests/docs/test_proofs.py::test_none", False)):
+        report = pytest.TestReport(f"{name}[x]", ("", 0, ""), {}, "skipped", ("", 0, "no root"), "call")
+        promises.checked(report)
+        assert report.failed == wanted, name
+        assert ("no root" in str(report.longrepr)) and (report.failed or report.skipped)
+    report = pytest.TestReport(min(promises.promised()), ("", 0, ""), {}, "skipped", ("", 0, "docs/reaches.md: x"), "setup")
+    assert promises.checked(report).skipped, "on a reach that does not have it nothing is promised"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

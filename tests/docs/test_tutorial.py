@@ -82,7 +82,7 @@ def test_every_line_works(tmp_path: Path, shell_environment: dict[str, str]) -> 
 
 @pytest.mark.parametrize("page", sorted((PAGE.parent).glob("**/*.md")), ids=lambda path: path.name)
 def test_pages_name_only_commands_that_exist(page: Path) -> None:
-    from penstock.cli import COMMANDS
+    from penstock.cli.commands import COMMANDS
 
     known = {entry.name for entry in COMMANDS if entry.installed}
     named = set(re.findall(r"`penstock ([a-z]+)\b", page.read_text()))

@@ -64,6 +64,8 @@ def opener(
 def test_options_out_of_an_address_have_types() -> None:
     given = convert({"depth": "5", "name": "12", "timeout": "none", "flag": "true", "odd": "x"}, opener, "x")
     assert given == {"depth": 5, "name": "12", "timeout": None, "flag": True, "odd": "x"}
+    for text, value in {"yes": True, "no": False, "True": True}.items():
+        assert convert({"flag": text, "name": text}, opener, "x") == {"flag": value, "name": text}
 
 
 def test_an_unknown_option_names_the_nearest() -> None:

@@ -33,6 +33,13 @@ def test_what_covers_a_pattern_matches_all_of_it(allowed: str, pattern: str, nam
         assert topics.matches(allowed, name)
 
 
+@given(PATTERNS.filter(is_valid), PATTERNS.filter(is_valid), NAMES)
+def test_patterns_that_match_one_name_overlap(one: str, other: str, name: str) -> None:
+    if topics.matches(one, name) and topics.matches(other, name):
+        assert topics.overlap(one, other) and topics.overlap(other, one)
+    assert topics.overlap(one, name) == topics.matches(one, name)
+
+
 @pytest.mark.parametrize("wrong", ["", "a b", "a\n", "a..b", ".a", "*", "a.>", "x" * 256, "\ud800"])
 def test_names_that_no_topic_has(wrong: str) -> None:
     with pytest.raises(InvalidArgument):

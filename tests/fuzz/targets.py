@@ -1,4 +1,4 @@
-"""The decoders and what each may raise. A target takes bytes; files are changed by patches: file, place, width, value."""
+"""The decoders and what each may raise."""
 
 from __future__ import annotations
 
@@ -12,38 +12,14 @@ import sys
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 import penstock
 from penstock._core import Message
 from penstock.errors import PenstockError
 from penstock.torture.crew import wait_until
 from penstock.torture.soak import free_port
-
-PATCH = struct.Struct("<BHB8s")
-
-
-def memory_folder() -> Path:
-    """A folder of our own on a file system in memory, where there is one: a million inputs are written to it."""
-    return Path(tempfile.mkdtemp(prefix="penstock-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
-
-
-class Target:
-    """One decoder."""
-
-    allowed: tuple[type[BaseException], ...] = (PenstockError,)
-    words: list[bytes] = [b"\0", b"\xff"]
-
-    @property
-    def process_id(self) -> int:
-        """The process whose memory is looked at."""
-        return os.getpid()
-
-    def decode(self, data: bytes) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Give back what was made."""
+from tests.fuzz import file_targets, message_targets
+from tests.fuzz.target import Patched, Target, memory_folder
 
 
 class TcpFrames(Target):
@@ -200,28 +176,6 @@ class QueueNotes(Target):
         state.apply(data)
         state.recovered()
         queue_notes.restore([data])
-
-
-class Patched(Target):
-    """Files: the template's, with the patches of the input."""
-
-    names: list[str]
-    template: dict[str, bytes]
-
-    def patched(self, data: bytes) -> dict[str, bytes]:
-        files: dict[str, bytearray] = {}
-        for at in range(0, len(data) - PATCH.size + 1, PATCH.size):
-            which, place, width, value = PATCH.unpack_from(data, at)
-            name = self.names[which % len(self.names)]
-            content = files.setdefault(name, bytearray(self.template[name]))
-            if not content:
-                continue
-            place %= len(content)
-            if width % 16 == 9:
-                del content[place:]
-            else:
-                content[place : place + width % 9] = value[: min(width % 9, len(content) - place)]
-        return {name: bytes(files[name]) if name in files else content for name, content in self.template.items()}
 
 
 class JournalFiles(Patched):
@@ -392,6 +346,18 @@ class GatewayConfiguration(Target):
                 configuration.parse(read(text))
 
 
+class GatewayYaml(Target):
+    """A gateway's file as YAML."""
+
+    words = [b"modules:\n", b"- name: a\n", b"  loader: ", b"links:\n", b"[", b"]", b"{", b"}", b": ", b", ", b"- ", b"&a [*a, *a]", b"<<: *a\n", b"? ",
+             b"!!python/object:os.system ", b"2026-01-01", b"0x7f", b".inf", b"~", b"[" * 200, b"9" * 5000]  # fmt: skip
+
+    def decode(self, data: bytes) -> None:
+        from penstock.gateway import configuration
+
+        configuration.parse(configuration._yaml(data.decode("utf-8", "replace"), Path("g.yaml")))
+
+
 class FilterExpression(Target):
     """An expression of ``--filter``, on a JSON body."""
 
@@ -417,7 +383,7 @@ class Bodies(Target):
         decode.hexadecimal(data)
 
 
-TARGETS: dict[str, Any] = {
+TARGETS: dict[str, type[Target]] = {
     "tcp-frames": TcpFrames,
     "broker-text": BrokerText,
     "broker-ranges": BrokerRanges,
@@ -429,6 +395,9 @@ TARGETS: dict[str, Any] = {
     "gateway-messages": GatewayMessages,
     "control-messages": ControlMessages,
     "gateway-configuration": GatewayConfiguration,
+    "gateway-yaml": GatewayYaml,
     "filter-expression": FilterExpression,
     "bodies": Bodies,
+    **message_targets.TARGETS,
+    **file_targets.TARGETS,
 }

@@ -12,7 +12,8 @@ import pytest
 from tests.fuzz import run, targets
 
 INPUTS = int(os.environ.get("PENSTOCK_FUZZ", "2000"))
-SLOW = {"journal-files": 20, "shared-memory": 4, "broker-session": 10}  # files are written for each input
+# Files are written for each input.
+SLOW = {"journal-files": 20, "shared-memory": 4, "broker-session": 10, "mcap-files": 10, "gateway-yaml": 4, "staged-rows": 5, "death-files": 5}
 
 
 @pytest.mark.timeout(0)

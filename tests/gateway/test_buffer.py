@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from penstock._core import counters_read
-from penstock.cli.run import _kept, _row
+from penstock.cli.run import _count_kept, _row
 from penstock.cli.service import state
 from penstock.gateway import (
     AddLinkError,
@@ -300,7 +300,7 @@ def test_what_a_buffer_holds_is_shown_wherever_counts_are(tmp_path: Path) -> Non
     assert (block["lag"], block["state"]) == (20, "20 stored on disk")
     assert gateway.destroy(60)
     assert {row["module"]: row["backlog"] for row in map(_row, gateway.modules())} == {"a": 0, name: 20, "uplink": 0}
-    assert _kept(gateway.modules()) == 20, "what the uplink had in hand is part of the backlog"
+    assert _count_kept(gateway.modules()) == 20, "what the uplink had in hand is part of the backlog"
 
 
 class FailsTogether(Fails):
@@ -390,7 +390,7 @@ def test_the_end_does_not_wait_for_a_sink_with_a_buffered_and_a_plain_link(tmp_p
     say(gateway, "b", b"good")
     assert gateway.destroy(None)
     assert uplink.got == [b"good"]
-    assert _kept(gateway.modules()) == 1
+    assert _count_kept(gateway.modules()) == 1
 
 
 def test_a_full_disk_stops_the_source_and_has_room_again_when_the_sink_is_back(

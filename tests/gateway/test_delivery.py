@@ -31,6 +31,7 @@ from penstock.gateway import (
 )
 from penstock.gateway.broker import Ending
 from penstock.gateway.configuration import parse
+from penstock.gateway.errors import give_back
 from penstock.gateway.worker import Deadline
 from tests.gateway.conftest import Collector, Passer, eventually
 from tests.gateway.delivery import (
@@ -126,6 +127,29 @@ def test_a_batch_that_fails_is_tried_again_together(gateway: Gateway) -> None:
     say(gateway, "a", b"1", b"2", b"3")
     gateway.start()
     eventually(lambda: gateway.module("b").got == [b"1", b"2", b"3"])
+
+
+def test_a_message_of_a_batch_that_is_given_back_comes_again_in_a_batch_of_one(gateway: Gateway) -> None:
+    class Many(Module):
+        """Has no ``receive`` of its own."""
+
+        def start(self) -> None:
+            self.batches: list[list[bytes]] = []
+
+        def receive_many(self, messages: Any) -> None:
+            self.batches.append([bytes(message) for message in messages])
+            if len(self.batches) < 3:
+                give_back(self, OSError("not yet"), *(message for message in messages if bytes(message) == b"bad"))
+
+    for name, kind in (("a", Collector), ("b", Many)):
+        gateway.add_module(name, kind)
+    gateway.add_link("a", "b", None, AGAIN)
+    say(gateway, "a", b"1", b"bad", b"2")
+    gateway.start()
+    b = gateway.module("b")
+    eventually(lambda: len(b.batches) == 3)
+    assert b.batches == [[b"1", b"bad", b"2"], [b"bad"], [b"bad"]]
+    eventually(lambda: gateway.broker.info(b).handled == 3)
 
 
 class Unreadable(Exception):

@@ -122,6 +122,29 @@ def test_many_hung_sinks_share_one_deadline(hung: list[Hung]) -> None:
     assert source.steps == ["create", "start", "stop", "destroy"], "the others end in order"
 
 
+def test_who_is_not_behind_a_hung_module_ends_in_order(hung: list[Hung]) -> None:
+    """Added before it or after it: its last words arrive, and only what comes from the hung one is cut off."""
+
+    class Speaker(Collector):
+        def stop(self) -> None:
+            self.publish(b"last words")
+
+    gateway = Gateway()
+    for name, kind in (("before", Speaker), ("hung", Hung), ("source", Speaker), ("after", Speaker), ("ear", Collector)):
+        gateway.add_module(name, kind)
+    for source, sink in (("before", "ear"), ("after", "ear"), ("source", "hung")):
+        gateway.add_link(source, sink)
+    gateway.start()
+    hung.append(gateway.module("hung"))
+    gateway.module("source").publish(b"x")
+    eventually(lambda: "receive begins" in hung[0].steps)
+    ear = gateway.module("ear")
+    assert not ended(gateway, 2.0)
+    assert gateway.abandoned == ["hung"]
+    assert ear.got == [b"last words"] * 2
+    assert ear.steps == ["create", "start", "stop", "destroy"]
+
+
 def test_a_source_that_is_blocked_in_its_own_read_is_abandoned() -> None:
     go = threading.Event()
 

@@ -170,7 +170,7 @@ def test_a_frame_that_does_not_decode_is_skipped(gateway: Gateway) -> None:
         gateway.module("echo")._publisher.publish(wrong)
     say(gateway, b"goes on")
     eventually(lambda: sink.got[1:] == [b"goes on"])
-    assert gateway.module("echo").flush(30)
+    eventually(gateway.module("echo").mark_sent())
 
 
 def test_removal_handles_everything_first(gateway: Gateway) -> None:
@@ -186,6 +186,20 @@ def test_shutdown_drains_through_the_process(gateway: Gateway) -> None:
     say(gateway, *[b"%d" % n for n in range(500)])
     assert gateway.destroy(60)
     assert sink.got[1:501] == [b"%d" % n for n in range(500)]
+
+
+def test_ctrl_c_while_a_process_still_imports_is_the_gateways(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+    monkeypatch.syspath_prepend(tmp_path)
+    sink = add_echo(gateway)
+    say(gateway, b"x")
+    eventually(lambda: b"x" in sink.got)
+    pid = int(sink.got[0])
+    status = Path(f"/proc/{pid}/status").read_text()
+    blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+    assert not blocked & 1 << signal.SIGINT - 1, "what the module starts has Ctrl-C as usual"
 
 
 @pytest.mark.parametrize(("args", "why"), [("refuse", "could not make"), ("die", r"ended while .* \(status 3\)")])

@@ -17,6 +17,7 @@ import penstock
 from penstock.bridge import Bridge
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
 from penstock.nats.connection import check_subject, headers_of, properties_of
+from penstock.observe.explain import explain
 
 pytest.importorskip("nats", reason="nats-py is not installed")
 LONG = 60.0
@@ -25,14 +26,14 @@ LONG = 60.0
 class Server:
     """A nats-server with JetStream on loopback."""
 
-    def __init__(self, directory: Path, token: str = "") -> None:
+    def __init__(self, directory: Path, *options: str) -> None:
         from penstock.replica.cluster import server_program
 
         with contextlib.closing(socket.socket()) as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         command = [server_program(), "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(directory)]
-        self._command = command + (["--auth", token] if token else [])
+        self._command = [*command, *options]
         self.start()
 
     def start(self) -> None:
@@ -54,7 +55,7 @@ class Server:
     def address(self, subject: str, options: str = "") -> str:
         return f"nats://127.0.0.1:{self.port}/{subject}{options}"
 
-    def make_stream(self, name: str, subjects: list[str]) -> None:
+    def make_stream(self, name: str, subjects: list[str], reader_that_waits_s: float = 0.0) -> None:
         import asyncio
 
         import nats
@@ -62,6 +63,8 @@ class Server:
         async def make() -> None:
             client = await nats.connect(f"nats://127.0.0.1:{self.port}")
             await client.jetstream().add_stream(name=name, subjects=subjects)
+            if reader_that_waits_s:
+                await client.jetstream().add_consumer(name, durable_name="reader", ack_wait=reader_that_waits_s)
             await client.close()
 
         asyncio.run(make())
@@ -138,7 +141,24 @@ def test_a_stream_gives_again_what_was_not_acknowledged(server: Server) -> None:
         assert [bytes(message) for message in read(everything, 10)] == [b"%d" % number for number in range(10)]
 
 
-def test_a_server_that_is_started_again_is_gone_on_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_reader_that_leaves_gives_back_what_is_not_done(server: Server, fails: bool) -> None:
+    """The next one has it at once and in order, not after the consumer's ack wait."""
+    name = f"left{fails:d}"
+    server.make_stream(name, [f"{name}.*"], reader_that_waits_s=3600.0)
+    with penstock.publisher(server.address(f"{name}.a", "?jetstream=true")) as publisher:
+        publisher.publish_many(b"%d" % number for number in range(20))
+    where = server.address(f"{name}.*", f"?stream={name}&durable=reader")
+    with contextlib.suppress(ZeroDivisionError), penstock.subscriber(where) as subscriber:
+        assert [bytes(subscriber.receive(LONG)) for _ in range(3)] == [b"0", b"1", b"2"]
+        if fails:
+            raise ZeroDivisionError
+    left = range(2 if fails else 3, 20)
+    with penstock.subscriber(where) as subscriber:
+        assert [bytes(message) for message in read(subscriber, len(left))] == [b"%d" % number for number in left]
+
+
+def test_a_server_that_is_started_again_is_gone_on_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     server = Server(tmp_path)
     try:
         with (
@@ -154,6 +174,8 @@ def test_a_server_that_is_started_again_is_gone_on_with(tmp_path: Path) -> None:
                 assert time.monotonic() < end
                 with contextlib.suppress(TimeoutError, ConnectionError, penstock.PenstockError):
                     publisher.publish(b"after")
+            told = [record.getMessage().partition(": ")[2] for record in caplog.records]
+            assert "the connection was lost; connecting again" in told and "connected again" in told, told
     finally:
         server.end()
 
@@ -182,12 +204,16 @@ def test_what_cannot_be_is_refused(server: Server, tmp_path: Path) -> None:
                 publisher.publish(b"", properties={name: value})  # type: ignore[call-arg]
         publisher.publish(b"")
     with (
-        pytest.raises((RefusedError, TimeoutError)),
-        penstock.publisher(server.address("no.stream", "?jetstream=true"), timeout=2.0) as publisher,
+        pytest.raises(RefusedError, match=r"no stream takes the subject no\.stream"),
+        penstock.publisher(server.address("no.stream", "?jetstream=true")) as publisher,
     ):
         publisher.publish(b"nobody stores it")
-    with pytest.raises((RefusedError, TimeoutError, ConnectionError)):
-        penstock.subscriber(server.address("a", "?stream=nothere"), timeout=2.0)
+    with pytest.raises(RefusedError, match="has no stream nothere"):
+        penstock.subscriber(server.address("a", "?stream=nothere"))
+    server.make_stream("some", ["some.*"])
+    for durable in ("", "&durable=d"):
+        with pytest.raises(RefusedError, match=r"stream some never has other\.a: its subjects are some\.\*"):
+            penstock.subscriber(server.address("other.a", f"?stream=some{durable}"))
     for wrong in ("a..b", "", "a b", ">.a"):
         with pytest.raises(InvalidArgument, match="subject"):
             penstock.subscriber(server.address(wrong))
@@ -200,13 +226,24 @@ def test_what_cannot_be_is_refused(server: Server, tmp_path: Path) -> None:
         publisher.publish(b"the second one is there")
         with pytest.raises(TypeError, match="encode it first"):
             publisher.publish("text")  # type: ignore[arg-type]
-    closed = Server(tmp_path, token="secret")
+
+
+@pytest.mark.parametrize(("options", "login", "query"), [
+    (("--auth", "hush"), "hush@", "?token=hush"),
+    (("--user", "me", "--pass", "hu/sh"), "me:hu%2Fsh@", "?user=me&password=hu/sh"),
+])  # fmt: skip
+def test_who_is_let_in(tmp_path: Path, options: tuple[str, ...], login: str, query: str) -> None:
+    closed = Server(tmp_path, *options)
     try:
-        with pytest.raises((RefusedError, ConnectionError, TimeoutError)):
-            penstock.publisher(closed.address("a"), timeout=2.0)
-        with penstock.publisher(closed.address("a", "?token=secret")) as publisher:
-            publisher.publish(b"let in")
-            assert "secret" not in repr(publisher)
+        address = closed.address("a")
+        for known in (address + query, address.replace("//", f"//{login}")):
+            with penstock.subscriber(known) as subscriber, penstock.publisher(known) as publisher:
+                publisher.publish(b"let in")
+                assert subscriber.receive(LONG) is not None
+        for stranger in (address, address.replace("//", "//hu:sh@")):  # told at once, not when the time is over
+            with pytest.raises(RefusedError, match="does not let this client in") as error:
+                penstock.publisher(stranger, timeout=1000 * LONG)
+            assert "hu:sh" not in str(error.value)
     finally:
         closed.end()
 
@@ -244,3 +281,46 @@ def test_with_tls_nothing_is_sent_to_a_server_that_has_none() -> None:
         listener.shutdown(socket.SHUT_RDWR)
     thread.join(LONG)
     assert not heard
+
+
+@pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+def test_what_is_no_server_of_nats_is_told_at_once(greeting: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with listener.accept()[0] as connection:
+                        connection.sendall(greeting)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(ConnectionError, match="does not greet as one"):
+            penstock.publisher(f"nats://127.0.0.1:{listener.getsockname()[1]}/a", timeout=1000 * LONG)
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(LONG)
+
+
+def test_why_knows_who_reads_by_a_pattern(server: Server) -> None:
+    with penstock.subscriber(server.address("why.>")), penstock.publisher(server.address("why.cellar")) as publisher:
+        publisher.publish(b"x")
+        for subject in ("why.cellar", "why.*"):
+            told = [finding.text for finding in explain(server.address(subject, "?jetstream=yes"))]
+            assert "nobody reads it on this machine" not in told, told
+            assert any("publishes: 1 message" in text for text in told), told
+        other = [finding.text for finding in explain(server.address("other.cellar"))]
+        assert "nobody reads it on this machine" in other and not any("publishes: 1" in text for text in other)
+
+
+def test_a_wildcard_of_nats_stays_a_wildcard() -> None:
+    """The commands give it to the server, as they do at a broker."""
+    from penstock.cli.target import expanded
+
+    assert expanded(["nats://127.0.0.1:1/a.*"]) == ["nats://127.0.0.1:1/a.*"]
+
+
+def test_a_bridge_tells_that_subjects_end_there(server: Server, tmp_path: Path) -> None:
+    for subject, lost in (("in.>", ["topic"]), ("in.a", [])):
+        with Bridge(server.address(subject), f"journal:{tmp_path}/log#in") as bridge:
+            assert bridge.not_held == lost
+            bridge.start()

@@ -141,6 +141,10 @@ def test_by_the_command(recording: Path, tmp_path: Path) -> None:
     done = command(*words, "--fps", "10", "--task", "reach")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"directory": str(target), "episodes": 1, "frames": 51}
+    with pytest.raises(InvalidArgument, match=r"^start 1h is after the end"):
+        lerobot.write(recording, tmp_path / "late", {"action": "command"}, fps=10, start="1h")
+    late = command(*words, "--fps", "10", "-o", str(tmp_path / "late"), "--from", "1h")
+    assert late.returncode == 2 and "--from 1h is after the end" in late.stderr
     again = command(*words, "--fps", "10")
     assert again.returncode == 2 and "is there already" in again.stderr
     assert "say it by --fps" in command(*words).stderr

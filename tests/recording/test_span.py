@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import InvalidArgument
 from penstock.journal import Entry, Journal
 from penstock.recording import story as recording
-from penstock.recording.span import Span, messages, reader
+from penstock.recording.span import OPTIONS, Span, messages, reader
+from penstock.recording.tables import Recording
+from penstock.replay import Script
 from tests.cli.command import run
 
 SECOND = 1_000_000_000
@@ -47,6 +50,19 @@ def test_the_start_is_the_least_time_of_any_topic(tmp_path: Path) -> None:
     assert chosen(made, length="6s") == ["b 990", "b 995"]
     assert chosen(made, start="5s") == ["a 1000", "b 995", "a 1001"]
     assert chosen(made, start="5s", length="5.5s") == ["a 1000", "b 995"]
+
+
+@pytest.mark.parametrize("wrong", [{"start": "1h"}, {"start": "soon"}, {"length": "0s"}, {"length": "soon"}])
+def test_an_error_names_what_the_user_wrote(tmp_path: Path, wrong: dict[str, str]) -> None:
+    made = write(tmp_path / "r", ("a", 1000), ("a", 1001))
+    name = next(iter(wrong))
+    with Recording(made) as opened, pytest.raises(InvalidArgument, match=rf"^{name}\b"):
+        opened.batches("a", **wrong)
+    with pytest.raises(InvalidArgument, match=rf"^{name}\b"):
+        Script(made, **wrong)
+    option = {"start": "--from", "length": "--for"}[name]
+    with Journal(made, mode="read") as one, pytest.raises(InvalidArgument, match=rf"^{option}\b"):
+        Span.of([one], wrong.get("start"), wrong.get("length"), OPTIONS)
 
 
 def test_an_empty_first_part_does_not_move_the_start(tmp_path: Path) -> None:

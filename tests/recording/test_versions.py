@@ -157,6 +157,25 @@ def assert_same_versions(one: Path, other: Path) -> None:
         assert first.to_arrow("topic").select(names).equals(second.to_arrow("topic").select(names))
 
 
+@pytest.mark.parametrize("reach", ["shm", "bus", "tcp", "journal", "broker"])
+def test_the_type_of_a_channel_that_has_published_nothing_is_kept(tmp_path: Path, reach: str) -> None:
+    name = uuid.uuid4().hex[:8]
+    with contextlib.ExitStack() as stack:
+        place = {"shm": f"shm:/{name}", "bus": f"bus:{name}", "tcp": "tcp://127.0.0.1:0"}
+        place["journal"] = f"journal:{tmp_path}/j#t"
+        if reach == "broker":
+            port = stack.enter_context(Server(tmp_path / "broker", 0).start()).port
+            place = {reach: f"broker://127.0.0.1:{port}/t"}
+        publisher = stack.enter_context(penstock.publisher(place[reach], type=First))
+        address = f"tcp://127.0.0.1:{publisher.port}" if reach == "tcp" else place[reach]
+        stack.enter_context(Recorder(Plan(tmp_path / "run", {address: "topic"})))
+        deadline = time.monotonic() + 60
+        while not (found := list(read_schemas(tmp_path / "run").versions("topic").values())):
+            assert time.monotonic() < deadline, "its type was not recorded"
+            time.sleep(0.01)
+    assert [types.Schema.parse(text).name for text in found] == ["First"]
+
+
 def test_what_is_of_no_version_is_under_no_schema_and_told_the_same_in_every_form(tmp_path: Path) -> None:
     """An old publisher that goes on is of the old version, junk and a number that no column holds of none."""
     where = f"journal:{tmp_path / 'run'}#topic"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from penstock.errors import InvalidArgument, RefusedError, StateError
-from penstock.gateway import GatewayMessage, Module, Source
+from penstock.gateway import AddLinkError, GatewayMessage, Module, Source
 from penstock.gateway import stage as stages
 from penstock.journal import Entry, Journal
+from penstock.recording.tape import Plan, Tape
 from penstock.replay import GatewayTarget, Output, Script, first_difference, replay
+from penstock.types import codec_of
 
 BEGIN_NS = 1_700_000_000_000_000_000
 SECOND_NS = 1_000_000_000
@@ -143,6 +146,31 @@ class Awaits(Module):
 
     async def receive(self, message: GatewayMessage) -> None:  # type: ignore[override]
         self.publish(message)
+
+
+@dataclass
+class Celsius:
+    celsius: float
+
+
+@dataclass
+class Kelvin:
+    kelvin: float
+
+
+class Ear(Module):
+    """Receives objects."""
+
+    input_type = Celsius
+
+    def receive(self, message: GatewayMessage) -> None:
+        self.publish(bytes(message))
+
+
+class Mouth(Module):
+    """Publishes objects of another type."""
+
+    output_type = Kelvin
 
 
 def module(name: str, entrypoint: str, args: Any = None, **more: Any) -> dict[str, Any]:
@@ -266,6 +294,39 @@ def test_an_address_is_known_by_where_it_was_recorded_whatever_its_options(tmp_p
     assert GatewayTarget(file).sources(["x", "y"], {"x": "shm:/in", "y": "shm:/other"}, None) == {
         "x": "shm:/in?reliable=true"
     }
+
+
+def typed_recording(folder: Path, *types: Any) -> Path:
+    """A message of each type, one a second."""
+    tape = Tape(Plan(folder, {"shm:/in": "in"}))
+    for number, (kind, value) in enumerate(types):
+        codec = codec_of(kind)
+        tape.describe("in", [codec.described().text])
+        tape.commit([Entry("in", codec.encode(value), timestamp_ns=BEGIN_NS + number * SECOND_NS)], 0)
+    tape.end({})
+    return folder
+
+
+def test_a_sink_that_cannot_read_what_was_recorded_is_refused(tmp_path: Path) -> None:
+    script = typed_recording(tmp_path / "rec", (Kelvin, Kelvin(3.0)))
+    file = gateway_file(tmp_path, [module("ear", HERE + "Ear")], [link("shm:/in", "ear")])
+    with pytest.raises(AddLinkError, match=r"shm:/in -> ear: .*Kelvin is published, and .*Celsius is read.*celsius"):
+        run(tmp_path / "out", script, file)
+    modules = [module("mouth", HERE + "Mouth"), module("ear", HERE + "Ear")]
+    file = gateway_file(tmp_path, modules, [link("shm:/in", "mouth"), link("mouth", "ear")])
+    with pytest.raises(AddLinkError, match=r"mouth -> ear: .*Kelvin is published"):
+        run(tmp_path / "out", script, file)
+
+
+def test_a_later_type_that_a_sink_cannot_read_and_fields_that_are_not_there_are_told(tmp_path: Path) -> None:
+    script = typed_recording(tmp_path / "rec", (Celsius, Celsius(3.0)), (Kelvin, Kelvin(276.0)))
+    file = gateway_file(tmp_path, [module("ear", HERE + "Ear")], [link("shm:/in", "ear", filter={"where": ".kelvin > 3"})])
+    target = GatewayTarget(file)
+    with Script(script) as opened:
+        report = replay(target, opened.inputs({"in": "shm:/in"}), opened.times_ns(["in"]))
+    unknown, later = report.notes
+    assert "'.kelvin > 3'" in unknown and "kelvin" in unknown
+    assert later.startswith("later link shm:/in -> ear") and "Kelvin is published" in later
 
 
 def test_modules_that_nobody_can_run_the_same_way_twice_are_refused_by_name(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.broker.conftest import LONG, client, server, until, wire
 
 from .fake_blocks import FakeBlocks, FakeStream
 
-__all__ = ["LONG", "client", "connect", "replicated_server", "serve", "server", "stream", "until", "wire"]
+__all__ = ["LONG", "client", "connect", "free_ports", "replicated_server", "serve", "server", "stream", "until", "wire"]
 
 
 def replicated_server(directory: Path, blocks: Blocks, **options: Any) -> Server:
@@ -51,3 +52,12 @@ def serve(tmp_path: Path, connect: Callable[[], Blocks]) -> Iterator[Callable[..
     yield start
     for started in servers:
         started.close()
+
+
+@pytest.fixture
+def free_ports() -> list[int]:
+    from penstock.broker.endpoint import listen
+
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(contextlib.closing(listen("127.0.0.1", 0))) for _ in range(2)]
+        return [listener.getsockname()[1] for listener in listeners]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import ssl
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -12,6 +13,7 @@ from penstock.broker import Client
 from penstock.errors import InvalidArgument, RefusedError
 from penstock.journal import Journal
 from penstock.replica import JetStream, health
+from penstock.replica.block import EPOCH, Block
 from penstock.replica.client import UnansweredError
 from penstock.replica.cluster import Cluster, Encryption
 from penstock.replica.follower import Follower
@@ -105,12 +107,13 @@ def check_seam(blocks: JetStream) -> None:
     last = until(lambda: blocks.bounds().last)
     with pytest.raises(WrongLastError):
         blocks.append(b"not here", last - 1, "a")
-    blocks.append(b"one", last, "b")
-    assert blocks.read(last + 1) == b"one"
+    one = Block(UUID(int=1), 1, 1, 1, 1, 1, 0, 0, 0, EPOCH).encode()
+    blocks.append(one, last, "b")
+    assert blocks.read(last + 1) == one
     assert blocks.read(last + 2) is None
     found = list(blocks.read_range(last - 1, last + 3))
     assert [sequence for sequence, _ in found] == [last - 1, last, last + 1]
-    assert found[-1][1] == b"one"
+    assert found[-1][1] == one
     blocks.purge(last + 1)
     assert until(lambda: blocks.bounds().first) == last + 1
     assert blocks.read(last) is None

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import CorruptionError, StateError
+from penstock.errors import CorruptionError, InvalidArgument, RefusedError, StateError
 from penstock.journal import Journal
 from penstock.journal.layout import decode_segment_header
 from penstock.journal.verify import verify
 from penstock.replica.block import decode
-from penstock.replica.follower import Follower
+from penstock.replica.client import UnansweredError
+from penstock.replica.follower import Follower, follow
+from penstock.replica.stream import Bounds, StreamError
 
+from .conftest import LONG, until
 from .fake_blocks import FakeBlocks, FakeStream
 from .test_model import Model, contents
 from .test_refill import fill, opened
@@ -145,6 +152,89 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def garble(path: Path) -> None:
+    path.write_bytes(b"?" * path.stat().st_size)
+
+
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"?" * 100)
+
+
+WRONG = [
+    (kind, change)
+    for kind in ("oldest.log", "oldest.index", "last.log", "last.index", "frontier", "penstock-journal")
+    for change in (remove, garble)
+] + [("last.log", lengthen)]
+
+
+@pytest.mark.parametrize(("kind", "change"), WRONG)
+def test_whatever_was_wrong_is_mended_and_named(
+    tmp_path: Path,
+    stream: FakeStream,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    change: Callable[[Path], None],
+) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal)
+        before = contents(journal)
+    Follower(tmp_path / "b", FakeBlocks(stream)).close()
+    assert not caplog.messages, "a new copy is no damage"
+    logs = sorted((tmp_path / "b").glob("*.log"))
+    which, _, suffix = kind.partition(".")
+    wrong = logs[0 if which == "oldest" else -1].with_suffix(f".{suffix}") if suffix else tmp_path / "b" / kind
+    change(wrong)
+    with Follower(tmp_path / "b", FakeBlocks(stream)), Journal(tmp_path / "b", mode="read") as reader:
+        assert contents(reader) == before
+    assert len(caplog.messages) == 1 and wrong.name in caplog.text
+    assert not verify(tmp_path / "b")
+    Follower(tmp_path / "b", FakeBlocks(stream)).close()
+    assert len(caplog.messages) == 1
+
+
+def test_a_copy_that_is_only_behind_is_not_called_damaged(
+    tmp_path: Path, stream: FakeStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        for count in (3, 3, 30):  # in the same segment, and over several
+            fill(journal, count)
+            with Follower(tmp_path / "b", FakeBlocks(stream)) as follower:
+                assert follower.position == journal.frontier and not follower.mended
+    assert not caplog.messages
+
+
+def test_another_journals_marker_is_not_made_again(tmp_path: Path, stream: FakeStream) -> None:
+    opened(tmp_path / "a", stream).close()
+    with opened(tmp_path / "other", FakeStream()) as journal:
+        fill(journal, 1)
+    (tmp_path / "other" / "penstock-journal").unlink()
+    with pytest.raises(InvalidArgument, match="is not a journal"):
+        Follower(tmp_path / "other", FakeBlocks(stream))
+
+
+def test_directories_that_cannot_be_followed_into_are_named(tmp_path: Path, stream: FakeStream) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 2)
+    with pytest.raises(InvalidArgument, match="must be UTF-8"):
+        Follower(tmp_path / os.fsdecode(b"caf\xe9"), FakeBlocks(stream))
+    assert {path.name for path in tmp_path.iterdir()} == {"a"}
+    Follower(tmp_path / "caf\xe9", FakeBlocks(stream)).close()
+    (log,) = (tmp_path / "a").glob("*.log")
+    log.unlink()
+    log.mkdir()
+    with pytest.raises(InvalidArgument, match=f"{log} is a directory"):
+        Follower(tmp_path / "a", FakeBlocks(stream))
+    with (
+        Follower(tmp_path / "b", FakeBlocks(stream)),
+        pytest.raises(RefusedError, match="being written by this process"),
+    ):
+        Follower(tmp_path / "b", FakeBlocks(stream))
+
+
 def test_what_cannot_be_followed_is_said(tmp_path: Path, stream: FakeStream) -> None:
     with pytest.raises(StateError, match="start its broker first"):
         Follower(tmp_path / "b", FakeBlocks(stream))
@@ -155,6 +245,103 @@ def test_what_cannot_be_followed_is_said(tmp_path: Path, stream: FakeStream) -> 
             del stream.blocks[stream.last - 1]
             with pytest.raises(CorruptionError, match="is missing"):
                 follower.step()
+
+
+def test_it_waits_until_the_broker_has_put_the_stream_right(
+    tmp_path: Path, stream: FakeStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ended(Exception):
+        pass
+
+    class Ending(FakeBlocks):
+        def bounds(self) -> Bounds:
+            if ended.is_set():
+                raise Ended
+            return super().bounds()
+
+    def run() -> None:
+        with contextlib.suppress(Ended), follow(tmp_path / "c", Ending(stream)) as late:
+            late.run()
+
+    def follow_on() -> None:
+        with contextlib.suppress(Ended):
+            follower.run()
+
+    ended = threading.Event()
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 3)
+    follower = Follower(tmp_path / "b", Ending(stream))
+    stream.append(b"garbage", stream.last)
+    threads = [threading.Thread(target=target) for target in (run, follow_on)]
+    for thread in threads:
+        thread.start()
+    until(lambda: sum("no block of a journal" in text for text in caplog.messages) >= 2, "both have told")
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 2)
+        frontier = journal.frontier
+    for name in ("b", "c"):
+        place = tmp_path / name
+        until(lambda place=place: (place / "frontier").exists() and read_frontier(place) == frontier, "it goes on")  # type: ignore[misc]
+    ended.set()
+    for thread in threads:
+        thread.join(LONG)
+    follower.close()
+
+
+def read_frontier(directory: Path) -> int:
+    with Journal(directory, mode="read") as reader:
+        return reader.frontier
+
+
+class Interrupted(FakeBlocks):
+    """What ``bounds`` does next: raise the exception, call the function, or answer."""
+
+    def __init__(self, stream: FakeStream) -> None:
+        super().__init__(stream)
+        self.next: list[Exception | Callable[[], object] | None] = []
+
+    def bounds(self) -> Bounds:
+        event = self.next.pop(0) if self.next else None
+        if isinstance(event, Exception):
+            raise event
+        if event is not None:
+            event()
+        return super().bounds()
+
+
+class EndedError(Exception):
+    """The test is over."""
+
+
+def test_it_goes_on_whatever_the_stream_says_meanwhile(tmp_path: Path, stream: FakeStream) -> None:
+    """Lost blocks that the broker puts back, refusals, and no answer while the stream is read anew."""
+    blocks = Interrupted(stream)
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 5)
+        with Follower(tmp_path / "b", blocks) as follower:
+            kept = dict(stream.blocks)
+
+            def lose_last() -> None:
+                del stream.blocks[stream.last]
+                stream.last -= 1
+
+            def lose_one() -> None:
+                del stream.blocks[stream.last - 1]
+
+            def put_back() -> None:
+                stream.blocks |= kept
+                stream.last = max(stream.blocks)
+
+            blocks.next = [lose_last, UnansweredError("lost"), put_back, StreamError("refused")]
+            blocks.next += [lambda: (fill(journal, 3), kept.update(stream.blocks)), lambda: fill(journal, 2)]
+            blocks.next += [lambda: (fill(journal, 3), kept.update(stream.blocks), lose_one()), None, None, put_back]
+            blocks.next += [None, None, EndedError()]
+            with pytest.raises(EndedError):
+                follower.run(0)
+            assert follower.position == journal.frontier
+            with Journal(tmp_path / "b", mode="read") as reader:
+                assert contents(reader) == contents(journal)
+    assert not verify(tmp_path / "b")
 
 
 def test_no_damaged_batch_is_taken(tmp_path: Path, stream: FakeStream) -> None:

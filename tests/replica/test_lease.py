@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 
@@ -9,7 +10,7 @@ import pytest
 
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.replica.client import UnansweredError
-from penstock.replica.lease import MARGIN, Holder, Lease
+from penstock.replica.lease import MARGIN, Lease
 
 from .conftest import LONG, until
 from .fake_blocks import FakeBlocks, FakeStream
@@ -63,7 +64,7 @@ def test_a_block_that_landed_without_an_answer_counts_from_when_it_was_sent(stre
     first, second = Lease(blocks, "a:1", 1.0, clock=clock), lease(stream, clock, "b:2")
     assert first.take()
     landed = stream.last + 1
-    stream.append(Holder(first._me.writer, "a:1").encode(), stream.last)
+    stream.append(first._me.encode(), stream.last)
     original, blocks.append = blocks.append, lambda *_: (_ for _ in ()).throw(UnansweredError("lost"))  # type: ignore[method-assign]
     with pytest.raises(UnansweredError):
         first.renew()
@@ -85,13 +86,56 @@ def test_a_lease_that_nobody_can_read_ends_as_any_other(stream: FakeStream, data
     assert mine.take()
 
 
+@pytest.mark.parametrize(("leaders", "own"), [(60.0, 0.5), (1.0, 60.0)])
+def test_all_go_by_the_length_of_the_leader(stream: FakeStream, leaders: float, own: float) -> None:
+    clock = Clock()
+    first = Lease(FakeBlocks(stream), "a:1", leaders, clock=clock)
+    second = Lease(FakeBlocks(stream), "b:2", own, clock=clock)
+    assert first.take() and not second.take()
+    clock.now = leaders * MARGIN
+    assert not second.take()
+    clock.now += 0.01
+    assert not first.held and second.take()
+    clock.now += own - 0.01
+    assert second.held
+
+
+@pytest.mark.parametrize("length", ["60", None, -1, 0, 1e9, [2]])
+def test_a_length_that_cannot_be_right_is_not_believed(stream: FakeStream, length: object) -> None:
+    clock = Clock()
+    mine = lease(stream, clock)
+    stream.append(json.dumps({"writer": "x", "address": "h:1", "lease_s": length}).encode(), 0)
+    assert not mine.take()
+    clock.now = MARGIN + 0.01
+    assert mine.take()
+
+
+def test_an_end_does_not_wait_for_a_cluster_that_does_not_answer(stream: FakeStream) -> None:
+    blocks, asked, answer = FakeBlocks(stream), threading.Event(), threading.Event()
+    mine = Lease(blocks, "a:1", 0.5)
+    assert mine.take()
+
+    def append(*_: object) -> None:
+        asked.set()
+        answer.wait(LONG)
+
+    blocks.append = append  # type: ignore[method-assign]
+    mine.keep(lambda: None)
+    assert asked.wait(LONG)
+    mine.release(0.01)
+    assert not answer.is_set() and stream.last == 1 and not mine.held
+    answer.set()
+    assert mine.stop()
+
+
 def test_never_two_by_anybodys_clock(stream: FakeStream, seed: int) -> None:
     """Steps of several brokers in random order, with answers and blocks lost, late, and clocks that go on meanwhile."""
     for case in range(200):
         chance = random.Random(seed + case)
         stream, clock = FakeStream(), Clock()
         all_of_them = [
-            Lease(FakeBlocks(stream, chance, trouble=0.3), f"h:{number}", 1.0, clock=clock) for number in range(1, 4)
+            Lease(FakeBlocks(stream, chance, trouble=0.3), f"h:{number}", number / 2, clock=clock)
+            for number in range(1, 4)
         ]
         terms = 0
         for _ in range(300):

@@ -172,6 +172,7 @@ class Model:
             numbers = [int(body.split()[0]) for _, body in sorted(found.items())]
             assert len(set(numbers)) == len(numbers), "each once"
             assert not any(body.startswith(b"never") for body in found.values())
+        assert not list(self.place.glob("*/aside-*")), "nothing that was confirmed is anywhere but on the stream"
 
 
 @pytest.mark.parametrize("seed", range(12))

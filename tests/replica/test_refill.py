@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import CorruptionError, InvalidArgument
+from penstock.errors import CorruptionError, InvalidArgument, PenstockError, RefusedError
 from penstock.journal import Journal
+from penstock.journal.layout import MARKER_NAME
+from penstock.journal.repairs import repair
 from penstock.journal.verify import verify
 from penstock.replica import FencedError, Replica
+from penstock.replica.follower import Follower
 from penstock.replica.refill import BOOT_NAME
 from penstock.replica.seed import seed
 
@@ -46,6 +49,53 @@ def test_an_empty_directory_becomes_the_same_journal(tmp_path: Path, stream: Fak
         assert [(m.ordinal, m.timestamp_ns, m.stored_ns) for m in journal.read_many(1, 5)] == places
         assert journal.append("t", b"more") == len(before) + 1
     assert not verify(tmp_path / "b")
+
+
+@pytest.mark.parametrize("at", [None, 3, 17, 30], ids=["missing", "word", "version", "uuid"])
+def test_the_marker_of_a_directory_is_mended_where_its_segments_are_of_the_stream(
+    at: int | None, tmp_path: Path, stream: FakeStream
+) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 3)
+        before = contents(journal)
+    marker = tmp_path / "a" / MARKER_NAME
+    good = marker.read_bytes()
+
+    def damage() -> None:
+        marker.unlink()
+        if at is not None:
+            marker.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+
+    damage()
+    with opened(tmp_path / "a", stream) as journal:
+        assert contents(journal) == before
+    damage()
+    with Follower(tmp_path / "a", FakeBlocks(stream)) as follower:
+        assert follower.position == len(before) + 1
+    assert marker.read_bytes() == good
+    damage()
+    with pytest.raises(PenstockError), opened(tmp_path / "a", another := FakeStream()) as journal:
+        fill(journal, 1)
+    assert not another.last, "the directory of another journal is left as it is"
+
+
+def test_what_was_lost_and_put_back_is_not_told_again(
+    tmp_path: Path, stream: FakeStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who fetches all that counts knows that nothing of it is lost, and reads the stream once."""
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 3)
+    del stream.blocks[2]
+    with opened(tmp_path / "a", stream) as journal:  # puts it back
+        fill(journal, 3)
+        before = contents(journal)
+    stream.blocks[1] = stream.blocks.get(1, b"")  # retention has not purged the gap yet
+    stream.first = 1
+    assert len(stream.blocks) < stream.last
+    caplog.clear()
+    with opened(tmp_path / "b", stream) as journal:
+        assert contents(journal) == before
+    assert "lost" not in caplog.text
 
 
 def test_a_frontier_that_leads_its_log_is_no_damage(tmp_path: Path, stream: FakeStream) -> None:
@@ -137,7 +187,14 @@ def lose(stream: FakeStream, first: int, last: int, *, tail: bool = False) -> No
         stream.last = first - 1
 
 
-LOSSES = {"tail": (-2, -1), "last": (-1, -1), "middle": (7, 12), "first": (1, 1), "begins": (1, 8), "nearly all": (1, -2)}
+LOSSES = {
+    "tail": (-2, -1),
+    "last": (-1, -1),
+    "middle": (7, 12),
+    "first": (1, 1),
+    "begins": (1, 8),
+    "nearly all": (1, -2),
+}
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -234,3 +291,66 @@ def test_a_stream_that_was_not_filled_to_its_end_is_refused(tmp_path: Path, stre
         with pytest.raises(InvalidArgument, match="not filled to its end"):
             opened(tmp_path / "b", part)
     assert not (tmp_path / "b").exists()
+
+
+def test_a_copy_of_a_stream_is_written_by_nobody_else(tmp_path: Path, stream: FakeStream) -> None:
+    """From its first opening on, whoever made it; what the mark is removed from is a journal again."""
+    opened(tmp_path / "leader", stream).close()
+    with opened(tmp_path / "leader", stream) as journal:
+        journal.append("t", b"one")
+    Follower(tmp_path / "follower", FakeBlocks(stream)).close()
+    opened(tmp_path / "first time", FakeStream()).close()
+    for name in ("leader", "follower", "first time"):
+        with pytest.raises(RefusedError, match=r"copy of a replicated broker's log.*--store"):
+            Journal(tmp_path / name)
+        with pytest.raises(RefusedError, match="copy of a replicated"):
+            repair(tmp_path / name)
+    (tmp_path / "leader" / BOOT_NAME).unlink()
+    with Journal(tmp_path / "leader") as journal:
+        assert journal.append("t", b"two") == 2
+
+
+@pytest.mark.parametrize("rolls", ["neither", "here", "there", "both"])
+@pytest.mark.parametrize("open_it", ["leader", "follower"])
+def test_whole_messages_that_the_stream_does_not_have_are_put_aside(
+    tmp_path: Path, stream: FakeStream, caplog: pytest.LogCaptureFixture, rolls: str, open_it: str
+) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 3)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / BOOT_NAME).unlink()
+    with Journal(tmp_path / "b", segment_bytes=SMALL) as journal:
+        for number in range(5):
+            journal.append("t", b"own %d" % number + bytes(20_000 if rolls in ("here", "both") else 10))
+        own = contents(journal)
+    with opened(tmp_path / "a", stream) as journal:
+        for number in range(20):
+            journal.append("t", b"new %d" % number + bytes(20_000 if rolls in ("there", "both") else 10))
+        wanted = contents(journal)
+    by = opened(tmp_path / "b", stream) if open_it == "leader" else Follower(tmp_path / "b", FakeBlocks(stream))
+    with by, Journal(tmp_path / "b", mode="read") as reader:  # type: ignore[attr-defined]
+        assert contents(reader) == wanted
+    with Journal(tmp_path / "b" / "aside-1", mode="read") as reader:
+        kept = contents(reader)
+    assert {position: own[position] for position in range(4, 9)}.items() <= kept.items() <= own.items()
+    assert "aside-1" in caplog.text and "that stream fake does not have" in caplog.text and "to 8)" in caplog.text
+    assert "damaged" not in caplog.text
+    assert not verify(tmp_path / "b")
+    opened(tmp_path / "b", stream).close()
+    assert not (tmp_path / "b" / "aside-2").exists()
+
+
+def test_messages_that_would_be_lost_are_left_where_they_are_while_the_stream_is_shorter(
+    tmp_path: Path, stream: FakeStream
+) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 3)
+    Follower(tmp_path / "b", FakeBlocks(stream)).close()
+    (tmp_path / "b" / BOOT_NAME).unlink()
+    with Journal(tmp_path / "b") as journal:
+        journal.append("t", b"own")
+        own = contents(journal)
+    with pytest.raises(CorruptionError, match=r"ends at position 3.*up to 4.*lost some, or another program wrote"):
+        Follower(tmp_path / "b", FakeBlocks(stream))
+    with Journal(tmp_path / "b", mode="read") as reader:
+        assert contents(reader) == own

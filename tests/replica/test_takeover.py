@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,14 +14,22 @@ import pytest
 
 import penstock
 from penstock.broker import Client, Server
+from penstock.broker.fetch import RangeClient
 from penstock.broker.hosts import hosts_of
 from penstock.broker.store import JournalStore
+from penstock.cli.exits import Terminated
 from penstock.cli.lead import Turns
-from penstock.errors import ClosedError, InvalidArgument
+from penstock.errors import ClosedError, InvalidArgument, RefusedError
+from penstock.journal import Journal
+from penstock.observe.explain import explain
 from penstock.replica.lease import Lease
+from penstock.replica.standby import check_directory, stand_by
+from penstock.replica.stream import Bounds
+from tests.cli.command import start
 
-from .conftest import LONG, until
+from .conftest import LONG, replicated_server, until
 from .fake_blocks import FakeBlocks, FakeStream
+from .test_refill import opened
 
 
 class Member:
@@ -71,15 +81,6 @@ def group(tmp_path: Path, free_ports: list[int]) -> Iterator[list[Member]]:
         member.end()
 
 
-@pytest.fixture
-def free_ports() -> list[int]:
-    from penstock.broker.endpoint import listen
-
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(contextlib.closing(listen("127.0.0.1", 0))) for _ in range(2)]
-        return [listener.getsockname()[1] for listener in listeners]
-
-
 def address(group: list[Member]) -> str:
     return ",".join(f"127.0.0.1:{member.port}" for member in group)
 
@@ -100,7 +101,7 @@ def read_all(group: list[Member], count: int) -> list[bytes]:
         return found
 
 
-def test_another_leads_when_the_leader_is_cut_off(group: list[Member]) -> None:
+def test_another_leads_when_the_leader_is_cut_off(group: list[Member], caplog: pytest.LogCaptureFixture) -> None:
     first, second = group
     with client_of(group) as client:
         client.queue("q", topics="t")
@@ -112,6 +113,7 @@ def test_another_leads_when_the_leader_is_cut_off(group: list[Member]) -> None:
         assert second.leads
         assert not first.lease.held
     assert read_all(group, 11) == [*(b"%d" % number for number in range(10)), b"over there"]
+    assert "failed" not in caplog.text, "a take-over is no damage"
 
 
 def test_a_leader_that_was_cut_off_drops_its_clients_and_stands_by(group: list[Member]) -> None:
@@ -157,6 +159,115 @@ def test_a_leader_whose_lease_has_ended_hands_nothing_out(tmp_path: Path) -> Non
             server.wake()
             with pytest.raises(ClosedError):
                 consumer.read(LONG)
+
+
+def test_a_broker_whose_place_was_taken_does_not_call_it_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = FakeStream()
+    errors: list[OSError] = []
+
+    def run() -> None:
+        try:
+            first.run()
+        except OSError as error:
+            errors.append(error)
+
+    with replicated_server(tmp_path / "a", FakeBlocks(log)) as first:
+        thread = threading.Thread(target=run)
+        thread.start()
+        with Client(port=first.port, reconnect=False) as client:
+            opened(tmp_path / "b", log).close()
+            with pytest.raises((ClosedError, RefusedError)):
+                client.publish("t", b"one")
+        thread.join(LONG)
+    assert [error.errno for error in errors] == [errno.ESTALE]
+    assert not [record for record in caplog.records if record.levelname == "CRITICAL"]
+
+
+def test_a_standby_that_could_never_lead_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, leases = FakeStream(), FakeStream()
+    opened(tmp_path / "a", log).close()
+    with Journal(tmp_path / "other") as journal:
+        journal.append("t", b"own")
+        with pytest.raises(RefusedError, match="being written"):
+            check_directory(tmp_path / "other")
+    check_directory(tmp_path / "other")
+    assert Lease(FakeBlocks(leases), "h:1").take()
+    with pytest.raises(InvalidArgument, match="not touched"):
+        stand_by(tmp_path / "other", FakeBlocks(log), Lease(FakeBlocks(leases), "h:2"), lambda: False)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(PermissionError, match="sealed"):
+        check_directory(tmp_path / "sealed")
+
+
+def test_a_signal_ends_a_standby_that_waits_for_an_answer(tmp_path: Path) -> None:
+    """By an exception where it waits; the main thread is not asked."""
+    waits = threading.Event()
+
+    class Silent(FakeBlocks):
+        def bounds(self) -> Bounds:
+            waits.set()
+            threading.Event().wait(LONG)
+            return super().bounds()
+
+    lease = Lease(Silent(FakeStream()), "h:1")
+    turns = Turns(tmp_path / "a", FakeBlocks(FakeStream()), lease, None, None, 1.0)  # type: ignore[arg-type]
+    before = signal.signal(signal.SIGUSR1, turns.end)
+    try:
+        killer = threading.Thread(target=lambda: waits.wait(LONG) and os.kill(os.getpid(), signal.SIGUSR1))
+        killer.start()
+        with pytest.raises(Terminated):
+            turns.run()
+        killer.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_while_nobody_leads_clients_try_on_and_say_so(tmp_path: Path, free_ports: list[int]) -> None:
+    where = f"broker://127.0.0.1:{free_ports[0]},127.0.0.1:{free_ports[1]}/t"
+    said = f"none of 127.0.0.1:{free_ports[0]}, 127.0.0.1:{free_ports[1]} leads at the moment"
+    for open_handle in (penstock.publisher, penstock.subscriber):
+        with pytest.raises(TimeoutError, match=said):
+            open_handle(where, timeout=0.1)
+    with pytest.raises(ConnectionError, match=said):
+        RangeClient(f"127.0.0.1:{free_ports[0]},127.0.0.1", free_ports[1], timeout=0.1)
+    grave = [finding.text for finding in explain(where, 0.0) if finding.grave]
+    assert grave == [said]
+    published = start("pub", f"{where}?queue=q", "cron", "--timeout", "1000")
+    read = start("sub", f"{where}?queue=q", "-n", "1")
+    try:
+        for command in (published, read):  # which would have ended by now
+            assert command.stderr is not None and "nobody has answered yet" in command.stderr.readline()
+        with Server(tmp_path, free_ports[1]) as server:
+            server.start()
+            assert read.communicate(timeout=LONG)[0] == "cron\n" and read.returncode == 0
+            assert published.wait(LONG) == 0
+    finally:
+        for command in (published, read):
+            command.kill()
+            command.communicate()
+
+
+def test_brokers_of_two_logs_are_no_group(tmp_path: Path) -> None:
+    with Server(tmp_path / "b", 0).start() as second:
+        first = Server(tmp_path / "a", 0, drain_s=0.0).start()
+        place = f"127.0.0.1:{first.port},127.0.0.1:{second.port}"
+        with (
+            Client(f"127.0.0.1:{first.port},127.0.0.1", second.port, timeout=LONG) as client,
+            penstock.publisher(f"broker://{place}/t", timeout=LONG) as publisher,
+            penstock.subscriber(f"broker://{place}/t", timeout=LONG) as subscriber,
+        ):
+            publisher.publish(b"one")
+            assert subscriber.read(LONG) is not None
+            client.ping()
+            first.close()
+            for ask in (lambda: publisher.publish(b"two"), lambda: subscriber.read(LONG), client.ping):
+                for _ in range(2):  # it stays so
+                    with pytest.raises(RefusedError, match="must keep the same one"):
+                        ask()
+        with RangeClient(port=second.port) as other:
+            assert not list(other.fetch(1, 10)), "nothing went over to the other log"
 
 
 def test_a_group_is_written_as_one_host() -> None:

@@ -13,7 +13,11 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.address import NETWORK, parse, without_secrets
+from penstock.broker import Client
+from penstock.errors import InvalidArgument
 from penstock.gateway import Gateway
+from penstock.gateway.mqtt_args import checked
 from penstock.secrecy import hidden, hidden_values
 from penstock.system import process, who
 from tests.cli.command import run
@@ -39,7 +43,9 @@ def handles() -> Iterator[Handles]:
         ["env", f"PENSTOCK_MONITOR_TOKEN={SECRET}", "penstock"], ["renamed: monitor --token " + SECRET],
         ["curl", f"http://h:1/api/tail?address=tcp%3A%2F%2Fh%3A1%3Ftoken%3D{SECRET}"],
         ["python", "-c", f"penstock.publisher('tcp://h:1', token='{SECRET}')"], ["x", f'{{"token": "{SECRET}"}}'],
-        ["x", "--access-token", SECRET],
+        ["x", "--access-token", SECRET], ["penstock", "sub", f"nats://me:{SECRET}@h:1/x"],
+        ["penstock", "broker", "d", f"--store=nats://{SECRET}@h1,h2/s"], ["x", "--password", SECRET],
+        ["penstock", "sub", f"nats://me:a/{SECRET}@h:1/x"], ["penstock", "sub", f"nats://h:1/x?password={SECRET}"],
     ],
 )  # fmt: skip
 def test_a_token_in_a_command_line_is_hidden(words: list[str]) -> None:
@@ -51,6 +57,29 @@ def test_a_token_in_a_command_line_is_hidden(words: list[str]) -> None:
 def test_a_command_line_without_a_token_is_shown_whole() -> None:
     words = ["penstock", "broker", "--tokens", "/etc/tokens.toml", "--token-file", "x", "tcp://h:1?queue=q", "token", "--token"]
     assert hidden(words) == words
+
+
+def test_what_stands_before_a_host_is_a_secret_at_every_reach() -> None:
+    for scheme in NETWORK:
+        for login in (SECRET, f"me:{SECRET}", f"me:%2F{SECRET}%40"):
+            parts = parse(f"{scheme}://{login}@h:1,g:2/a@b" if scheme != "tcp" else f"tcp://{login}@h:1")
+            assert parts.host in ("h", "h:1,g") and SECRET not in str(parts)
+            assert SECRET in parts.options["token" if login == SECRET else "password"]
+        for wrong in (f"{scheme}://me:{SECRET}@h", f"{scheme}://me:a/{SECRET}@h:1", f"{scheme}://{SECRET}@:1", f"{scheme}://{SECRET}@"):
+            with pytest.raises(InvalidArgument) as error:
+                parse(wrong)
+            assert SECRET not in str(error.value)
+        with pytest.raises(InvalidArgument) as error:  # who knows neither says so
+            penstock.subscriber(f"{scheme}://me:{SECRET}@127.0.0.1:1/x?nothing=1".replace("/x" if scheme == "tcp" else " ", ""))
+        assert SECRET not in str(error.value)
+    with pytest.raises(InvalidArgument) as error:
+        Client(f"me:{SECRET}@127.0.0.1")
+    assert SECRET not in str(error.value)
+    with pytest.raises(ValueError, match="host is a host alone") as refused:
+        checked({"host": f"me:{SECRET}@h"})
+    assert SECRET not in str(refused.value)
+    for text in ("broker://h:1/a@b", "tcp:///run/a@b", "broker://[::1]:1,h:2/a@b?queue=c@d", "shm:/a@b"):
+        assert without_secrets(text) == text and hidden([text]) == [text], "no secret stands there"
 
 
 @pytest.fixture
@@ -112,7 +141,8 @@ NOBODY, SOMEBODY = f"tcp://127.0.0.1:2?token={SECRET}", f"tcp://127.0.0.1:1?toke
     [
         ("why", NOBODY), ("info", NOBODY), ("info", SOMEBODY), ("hz", NOBODY), ("bw", NOBODY), ("ls", NOBODY),
         ("hz", SOMEBODY, "-n", "1", "--every", "0.05"), ("sub", NOBODY, "--since", "5m"), ("sub", NOBODY, "--from", "1"),
-        ("sub", "tcp://127.0.0.1:2", "-O", f"token:{SECRET}"),
+        ("sub", "tcp://127.0.0.1:2", "-O", f"token:{SECRET}"), ("why", f"tcp://{SECRET}@127.0.0.1:2"),
+        ("pub", f"nats://me:{SECRET}@127.0.0.1:2/x", "y"), ("sub", f"broker://{SECRET}@127.0.0.1:2/x"),
     ],
     ids=lambda words: words[0],
 )  # fmt: skip

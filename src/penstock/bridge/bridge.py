@@ -20,8 +20,8 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -34,6 +34,7 @@ from penstock.bridge.multiplexer import Multiplexer
 from penstock.carry import not_held
 from penstock.channel import Ledger, Publisher, Subscriber
 from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError
+from penstock.topics import is_pattern
 from penstock.types import Schema, Terms
 
 LEAVING = ("tcp", "broker", "nats")  # reaches whose readers may be on another machine
@@ -88,7 +89,10 @@ class Bridge:
         self._vchans = dict(vchans or {})
         self._addresses = (source, sink)
         self._open_options = (names, dict(sink_options or {}))
-        _refuse_loop(source, sink)
+        self._topics = _topics_of(addresses.parse(source))
+        for target in (sink, *(vchans or {}).values()):
+            if isinstance(target, str):
+                _refuse_loop(source, target, self._topics)
         found = _find_channel(source)
         self._waits_for_channel = found is None and addresses.parse(source).scheme == "shm"
         #: The fields of the source's messages that the sink cannot hold; known before the first message is carried.
@@ -150,8 +154,9 @@ class Bridge:
                 self._open_publisher(found)
 
     def _not_held(self, found: Any) -> list[str]:
-        """The fields that the sink loses. A type that a schema describes is announced at every sink."""
-        lost = _fields_not_held(*self._addresses, found)
+        """The fields that the sink loses. A type that a schema describes is announced at every sink; all messages get
+        the sink's one topic."""
+        lost = _fields_not_held(*self._addresses, found) + ["topic"] * _several(self._topics)
         return [name for name in lost if name != "type" or not self.subscriber.schema]
 
     # -- working
@@ -291,47 +296,51 @@ class Bridge:
         return f"<Bridge {self.source} > {self.sink}>"
 
 
-def _refuse_loop(source: str, sink: str) -> None:
-    """Refuse a bridge from an address to itself, which would carry its own messages for ever."""
-    first, second = (_endpoint(addresses.parse(text)) for text in (source, sink))
-    if first == second:
-        raise InvalidArgument(
-            f"{addresses.without_secrets(source)} is both source and sink: the bridge would carry its own messages for "
-            "ever"
-        )
+def _refuse_loop(source: str, sink: str, topics: list[str]) -> None:
+    """Refuse a bridge that would read what it publishes, and carry its own messages for ever."""
+    first, second = addresses.parse(source), addresses.parse(sink)
+    if addresses.arrives(second, first, topics):
+        said = f"takes what is published at {second}" if _several(topics) else "is both source and sink"
+        raise InvalidArgument(f"{first} {said}: the bridge would carry its own messages for ever")
+
+
+def _topics_of(source: addresses.Address) -> list[str]:
+    """The topics and patterns of a source, where its reach has such; of a queue alone its broker knows them."""
+    if source.scheme not in addresses.PATTERNS:
+        return []
+    if source.scheme == "broker" and not source.topic and "queue" in source.options:
+        found: list[str] = importlib.import_module(f"{addresses.ROOMS['broker']}.explain").topics(source, unknown=[])
+        return found
+    topic = source.topic or addresses.DEFAULT_TOPIC
+    return [topic] if source.scheme == "nats" else topic.split(",")
+
+
+def _several(topics: list[str]) -> bool:
+    """Whether messages of several topics may come."""
+    return len(topics) > 1 or any(map(is_pattern, topics))
 
 
 def _bridges_back(source: str, sink: str) -> list[str]:
     """The other bridges on this machine that lead from this one's sink back to its source, if there are any."""
     from penstock import _core
 
-    bridges: dict[tuple[Any, ...], list[tuple[str, tuple[Any, ...]]]] = {}
+    bridges: dict[str, tuple[addresses.Address, addresses.Address]] = {}
     for block in _core.counters_read():
         first, arrow, second = str(block["name"]).partition(" -> ")
         if block["room"] != "bridge" or not arrow or block["name_cut"]:
             continue
         with contextlib.suppress(InvalidArgument):
-            places = [_endpoint(addresses.parse(text)) for text in (first, second)]
-            bridges.setdefault(places[0], []).append((f"{first} > {second} (pid {block['pid']})", places[1]))
-    wanted = _endpoint(addresses.parse(source))
-    seen: set[tuple[Any, ...]] = set()
-    paths = [(_endpoint(addresses.parse(sink)), list[str]())]
+            ends = addresses.parse(first), addresses.parse(second)
+            bridges[f"{first} > {second} (pid {block['pid']})"] = ends
+    wanted = addresses.parse(source)
+    paths = [(addresses.parse(sink), list[str]())]
     while paths:
         place, path = paths.pop()
-        if place == wanted:
+        if addresses.arrives(place, wanted):
             return path
-        if place in seen:
-            continue
-        seen.add(place)
-        paths.extend((after, [*path, bridge]) for bridge, after in bridges.get(place, ()))
+        following = [bridge for bridge, ends in bridges.items() if addresses.arrives(place, ends[0])]
+        paths.extend((bridges.pop(bridge)[1], [*path, bridge]) for bridge in following)
     return []
-
-
-def _endpoint(parts: addresses.Address) -> tuple[Any, ...]:
-    name = os.path.realpath(parts.name) if parts.scheme == "journal" else parts.name
-    topic = parts.topic or ("default" if parts.scheme in ("journal", "broker") else "")
-    port = None if parts.port == 0 else parts.port  # a port that the system will choose equals no other
-    return parts.scheme, name, parts.host, port, topic, parts.options.get("mux"), parts.options.get("id", "0")
 
 
 def _find_channel(source: str) -> Any:

@@ -24,7 +24,8 @@ from penstock.journal.lock import WriterLock
 
 ATTEMPTS = 20  # attempts: retention may remove segments while they are copied
 PART = ".part"
-UNFINISHED = "unfinished-backup"  # names the broker whose first copy has begun here: a broken one is gone on with
+# holds the identity of the broker whose first copy was begun here, so that an interrupted copy can be continued
+UNFINISHED = "unfinished-backup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +86,14 @@ def restore(target: str | Path, directory: str | Path) -> Copied:
 
 
 def _is_free(place: Path, identity: object) -> bool:
-    """Whether there is nothing of others in a directory that is no backup yet."""
+    """Whether the directory holds nothing but, at most, a first copy of this broker that was interrupted."""
     if (place / UNFINISHED).is_file():
         return (place / UNFINISHED).read_bytes() == str(identity).encode()
     return all(found.name in (layout.LOCK_NAME, UNFINISHED + PART) for found in place.iterdir())
 
 
 def _has_begun(place: Path) -> bool:
-    """Whether a copy to this directory was begun and is not whole."""
+    """Whether a first copy to this directory was begun and not finished."""
     if (place / layout.MARKER_NAME).exists():
         return False
     names = {found.name for found in place.iterdir()}
@@ -150,7 +151,7 @@ def _write(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` when it is whole and on disk; an error names it."""
+    """A new file that replaces ``path`` once it is completely on disk; an error names ``path``."""
     part = path.with_name(path.name + PART)
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as writer:

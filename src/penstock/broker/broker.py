@@ -1,9 +1,9 @@
 """Broker: topics, queues, duplicates, delays and transactions over a store. No sockets here; the loop thread only.
 
-A turn of the loop: messages are staged and states changed; ``commit`` makes all of it durable in one step; what waited
-for that is told; then ``pump`` hands out what has become visible. State that needs no confirm (acknowledgements,
-deliveries) goes with the next commit, at the latest ``LAZY_S`` later. Where a commit fails, everything that was told to
-nobody is as it was before the turn.
+A turn of the loop: messages are staged and state is changed; ``commit`` makes all of it durable in one step; the
+answers that waited for it are sent; then ``pump`` delivers the messages that have become visible. State that needs no
+confirmation (acknowledgements, deliveries) is stored with the next commit, at the latest ``LAZY_S`` later. If a commit
+fails, everything that no client was told of is undone, back to the state before the turn.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.broker")
 Snapshot = Callable[[], Iterator[tuple[int, bytes]]]
 LAZY_S = 0.05
-MESSAGE_BYTES = 128  # what goes around a message
-PART_BYTES, PART_S = 1 << 20, 0.003  # of a transaction stored in one turn: a larger one is committed in parts
-OWN_PART, OWN_BYTES = 8, 4 << 20  # of the quota, and at least: what the broker's own copies may take beyond it
-OBSERVE_MESSAGES = 65_536  # looked at in one go, at most
-BY_TOPIC_SIZE = 1_000_000  # topics, and queues that take them, that are remembered
-OBSERVE_QUEUE = 256  # what looking at a queue costs, in messages
+MESSAGE_BYTES = 128  # overhead of a stored message
+# most of a transaction that is stored in one turn; a larger one is committed in parts
+PART_BYTES, PART_S = 1 << 20, 0.003
+# the broker's own copies may exceed the quota by an eighth of it, or by 4 MiB if that is more
+OWN_PART, OWN_BYTES = 8, 4 << 20
+OBSERVE_MESSAGES = 65_536  # most messages that one call of ``observing`` examines
+BY_TOPIC_SIZE = 1_000_000  # most entries (topics and their queues) of the routing cache
+OBSERVE_QUEUE = 256  # the cost of examining a queue, as a number of messages
 
 
 class Broker:
@@ -66,38 +68,39 @@ class Broker:
         self.limits = limits
         self.transactions = Transactions(limits)
         self.expired = 0  # delayed messages that retention freed before they were due
-        self.changes = 0  # counts what changes shared state, before it does
+        self.changes = 0  # counts changes of shared state; incremented before each change
         self.commits = 0
         self.large: LargeCommit | None = None  # a transaction that is being committed in parts
-        self.wants_room = False  # a publish was refused for want of room
-        self.tripped = ""  # the queue at whose dead letters something failed that nobody had foreseen
-        self.trusting = True  # whoever names a queue of dead letters may do so: there are no tokens
+        self.wants_room = False  # a publish was refused because there was no room
+        self.tripped = ""  # the queue whose dead letters caused an unexpected error
+        self.trusting = True  # there are no tokens, so anybody may name any queue as dead-letter queue
         self.counters = Counters("broker", "broker", name or f"{uuid.uuid4()}")
         self._make_store = make_store
-        self._observed = 0  # where the next look at the queues begins
+        self._observed = 0  # the queue at which the next ``observing`` begins
         self._open()
         self.trim()
 
     def _open(self) -> None:
-        """Open the store and take the whole state from it."""
+        """Open the store and load all state from it."""
         self.queues: dict[str, Queue] = {}
         self.producers: OrderedDict[str, Producer] = OrderedDict()
         self.transactions.committed.clear()
-        self.schemas = Schemas()  # what the messages of each topic are made of
+        self.schemas = Schemas()  # the schemas of each topic's messages
         self.identifiers = Identifiers(self.limits)
-        self._accounts: dict[int, str] = {}  # of messages with an id, by position: read from the log
+        # by position, the accounts of messages with an id; read from the log at opening
+        self._accounts: dict[int, str] = {}
         self._new_accounts: dict[str, list[int]] = {}  # for the next commit
         self.staged_bytes = 0  # for the next commit
         self._by_topic: dict[str, list[Queue]] = {}
         self._by_topic_size = 0
-        self._ready: dict[Queue, None] = {}  # to be pumped, in this order
-        self._timed: set[Queue] = set()  # with messages that may come due
-        self._stuck: dict[Queue, int] = {}  # whose next message cannot be read, and when to try again
+        self._ready: dict[Queue, None] = {}  # queues to be pumped, in this order
+        self._timed: set[Queue] = set()  # queues with messages that will be due for redelivery
+        self._stuck: dict[Queue, int] = {}  # queues whose next message cannot be read, and when to try again
         self._stored_bytes = 0
-        self._moved: set[Queue] = set()  # with state to record
-        self._changed_producers: dict[str, Producer | None] = {}  # and what they were
+        self._moved: set[Queue] = set()  # queues whose state has to be recorded
+        self._changed_producers: dict[str, Producer | None] = {}  # with their values before the change
         self._records: list[tuple[int, bytes]] = []  # kept until they are on disk
-        self._undo: list[Callable[[], None]] = []  # for when the commit fails
+        self._undo: list[Callable[[], None]] = []  # called if the commit fails
         self._published: set[str] = set()
         self._first_staged = 0
         self._dirty = False
@@ -108,9 +111,10 @@ class Broker:
         self._recover()
 
     def reopen(self) -> None:
-        """Forget everything that is not on disk and take the state from the log again.
+        """Forget everything that is not on disk and load the state from the log again.
 
-        Consumers are to be attached again: what they held is due again. What transactions have staged is kept.
+        The caller attaches the consumers again; the messages that they held are redelivered. What transactions have
+        staged is kept.
         """
         for queue in self.queues.values():
             queue.counters.close()
@@ -175,7 +179,7 @@ class Broker:
             words.check_queue(name)
             for pattern in options.topics:
                 check_pattern(pattern)
-        except PenstockError as error:  # it would stop the loop, for all
+        except PenstockError as error:  # an error here would stop the loop for all clients
             logger.warning("queue %r of the log is left out: %s", name, error)
             return
         if name in self.queues:
@@ -196,7 +200,7 @@ class Broker:
             self._accounts.update(dict.fromkeys(struct.unpack(f"<{len(rest) // 8}Q", rest), name))
 
     def _read_identifiers(self) -> None:
-        """Message ids of the window, out of the messages themselves."""
+        """Read the message ids of the deduplication window from the stored messages."""
         horizon_ns = time.time_ns() - int(self.limits.deduplication_s * 1e9)
         start = self.store.find(timestamp_ns=horizon_ns)
         for message, identifier in self.store.identifiers(start):
@@ -205,7 +209,7 @@ class Broker:
                 topic = message.properties.get("$topic", topic)
             position = message.position or 0
             key = Identifier(self._accounts.get(position, ""), topic, identifier)
-            if not topic.startswith("$"):  # copies of the broker's own are nobody's duplicates
+            if not topic.startswith("$"):  # the broker's own copies keep the id, but are no duplicates
                 self.identifiers.note(
                     key, position, (time.time_ns() - (message.stored_ns or message.timestamp_ns)) / 1e9
                 )
@@ -216,7 +220,7 @@ class Broker:
     def queue(
         self, name: str, options: QueueOptions | None = None, *, start: int | None = None, bounded: bool = True
     ) -> Queue:
-        """The queue of that name; made when it is not there and ``options`` are given."""
+        """The queue of that name; created if it does not exist and ``options`` are given."""
         found = self.queues.get(name)
         if found is not None:
             return found
@@ -225,7 +229,8 @@ class Broker:
         if bounded and len(self.queues) >= self.limits.max_queues:
             raise Refusal("limit", f"there are {len(self.queues)} queues, the most allowed")
         self.changes += 1
-        following = self.store.next if start is None else max(start, self.store.first)  # what was freed is not its loss
+        # messages freed before it existed do not count as lost
+        following = self.store.next if start is None else max(start, self.store.first)
         queue = Queue(words.check_queue(name), options, following, self.store)
         queue.caught_up = start is None and not self._first_staged
         self.queues[name] = queue
@@ -245,17 +250,21 @@ class Broker:
         if not options.temporary:
             self._record(KIND_QUEUE, self._queue_record(queue))
         self.wake(queue)
-        if moved:  # for all of them: who reads dead letters reads the topics of where they come from
+        # all consumers, not only this queue's: a dead-letter queue gives access to the topics of the queues it serves
+        if moved:
             for reader in [consumer for other in self.queues.values() for consumer in other.consumers]:
                 reader.rebound()
 
     def sources(self, queue: Queue) -> set[str]:
-        """The topics whose messages get into the queue: its own, and for dead letters those of where they come from."""
+        """The topics whose messages get into the queue: its own, and for dead letters those of the queues they come
+        from.
+        """
         found: set[str] = set()
         waiting, seen = [queue.name], {queue.name}
         while waiting:
             origin = self.queues.get(waiting.pop())
-            for topic in origin.options.topics if origin is not None else (">",):  # of a queue that is gone: any
+            # a deleted queue may have had any topic
+            for topic in origin.options.topics if origin is not None else (">",):
                 if topic.startswith(dead_letters.PREFIX):
                     name = topic.removeprefix(dead_letters.PREFIX)
                     waiting += {name} - seen
@@ -302,7 +311,7 @@ class Broker:
         queue.unstuck()
 
     def leave(self, queue: Queue, consumer: Consumer, delivered: bool = True) -> None:
-        """A consumer has gone."""
+        """A consumer has left the queue."""
         self.changes += 1
         queue.remove(consumer, time.time_ns(), delivered)
         self.wake(queue)
@@ -312,7 +321,7 @@ class Broker:
                 self.delete(queue)
 
     def acknowledge(self, queue: Queue, consumer: Consumer, first: int, last: int, exact: bool = False) -> int:
-        """Messages that ``consumer`` holds are done."""
+        """Mark messages that ``consumer`` holds as done."""
         self.changes += 1
         count = queue.state.acknowledge(consumer.number, first, last, exact)
         if count:
@@ -321,7 +330,7 @@ class Broker:
         return count
 
     def touch(self, queue: Queue | None = None) -> None:
-        """State has changed that the next commit takes along."""
+        """Note that state has changed, which the next commit stores."""
         self.changes += 1
         if queue is not None and not queue.options.temporary:
             self._moved.add(queue)
@@ -329,23 +338,23 @@ class Broker:
             self._dirty, self._dirty_since = True, time.monotonic()
 
     def wake(self, queue: Queue) -> None:
-        """The queue may have something to hand out, and its state may have changed."""
+        """The queue may have messages to deliver, and its state may have changed."""
         self._ready[queue] = None
         self.touch(queue)
 
     # --- publishing
 
     def check_room(self, batch: Batch) -> None:
-        """Refusal when the disk quota has no room for these."""
+        """Refuse these if the disk quota has no room for them."""
         if not self.has_room(batch):
             raise self._no_room()
 
     def has_room(self, batch: Batch) -> bool:
-        """Whether disk and quota have room for these, beside what is stored and what waits for the commit."""
+        """Whether disk and quota have room for these, besides what is stored and what is staged for the commit."""
         return self._fits(batch_bytes(batch) + MESSAGE_BYTES * len(batch) if self.limits.quota_bytes else 0)
 
     def check_own_room(self) -> None:
-        """Refusal when the broker's own copies (dead letters and the like) have used up what is beyond the quota."""
+        """Refuse if the broker's own copies (dead letters and the like) have used up their share beyond the quota."""
         quota = self.limits.quota_bytes
         if not self._fits(0, max(quota // OWN_PART, OWN_BYTES)):
             raise self._no_room()
@@ -363,13 +372,13 @@ class Broker:
         return Refusal("full", f"the disk quota of {quota} bytes is reached; consume, purge or raise it")
 
     def declare_schema(self, topic: str, text: str) -> None:
-        """What the topic's messages are made of from now on: one more version."""
+        """Set the schema of the topic's messages from now on, as one more version."""
         if self.schemas.total_bytes + len(text) > self.limits.max_schema_bytes:
             raise Refusal("limit", f"schemas have {self.limits.max_schema_bytes} bytes together at most")
         self._record(KIND_SCHEMA, self.schemas.add(topic, text, self.store.next_position))
 
     def check_topics(self, names: Iterable[str]) -> None:
-        """Refusal when these would be more topics than may be."""
+        """Refuse these names if the number of topics would exceed its bound."""
         known, most = self.store.topics, self.limits.max_topics
         new = sum(name not in known for name in names)
         if new and len(known) + new > most:
@@ -378,7 +387,7 @@ class Broker:
             )
 
     def _stored(self) -> int:
-        with contextlib.suppress(OSError):  # a file that retention removed meanwhile: then as of the last look
+        with contextlib.suppress(OSError):  # retention may have removed a file meanwhile: keep the last figure
             self._stored_bytes = self.store.statistics().stored_bytes
         return self._stored_bytes
 
@@ -396,7 +405,7 @@ class Broker:
         return positions
 
     def publish_as(self, batch: Batch, identifier: Identifier, **more: Any) -> Sequence[int]:
-        """Stage one message that has an id of its user's: stored once in the window."""
+        """Stage one message with a message id: it is stored once per deduplication window."""
         found = self.identifiers.find(identifier)
         if found is not None:
             return (Duplicate(found),)
@@ -411,7 +420,7 @@ class Broker:
             self._new_accounts.setdefault(account, []).append(position)
 
     def expire(self) -> None:
-        """A delayed message is gone: it was stored, so it is matched already."""
+        """A delayed message was freed before it was due. It was counted as matched when it was stored."""
         self.expired += 1
         self.counters.add("expired")
 
@@ -420,7 +429,7 @@ class Broker:
         before = self.producers.get(name)
         self._changed_producers.setdefault(name, before)
         self._note_producer(name, (before or Producer()).stored(positions))
-        self.touch()  # also where nothing was stored: the count is part of what is confirmed
+        self.touch()  # also if nothing was stored: the producer's count must be on disk before it is confirmed
 
     def _note_producer(self, name: str, producer: Producer) -> None:
         self.producers[name] = producer
@@ -435,9 +444,9 @@ class Broker:
     ) -> Generator[str, None, tuple[int, int, bool]]:
         """Publish what was staged under the id (or its parts), in one commit; once per id. (first, last, again).
 
-        Refused where fewer than ``least`` messages are staged here: the others went with a restart, or were given up.
+        Refused if fewer than ``least`` messages are staged: the others were lost by a restart, or dropped as idle.
         """
-        while self.large is not None:  # one at a time, and it may be this one
+        while self.large is not None:  # only one large transaction at a time; it may be this very one
             yield WAIT
         names = parts or [transaction]
         done = self.transactions.committed.get(transaction)
@@ -447,7 +456,7 @@ class Broker:
         pieces = self.transactions.pieces(names, all_there=True)
         batches = [piece.batch for piece in pieces]
         count = sum(map(len, batches))
-        if count < least:  # the rest is of no use to anybody: all of it is to be staged again
+        if count < least:  # an incomplete transaction is useless: the client must stage all of it again
             self.transactions.take(names)
             raise Refusal("unknown_transaction", f"{count} of {least} messages are staged; stage all of them again")
         whole_bytes = sum(batch_bytes(batch) + MESSAGE_BYTES * len(batch) for batch in batches)
@@ -468,13 +477,17 @@ class Broker:
         return large.first, large.last, False
 
     def begin_large(self) -> None:
-        """Begin to store the large transaction. Everything else is on disk: its segment begins with the state."""
+        """Begin to store the large transaction. Everything else must be on disk, because its segment begins with a
+        snapshot of the state.
+        """
         assert self.large is not None and not self.dirty
         self.large.begun = True
         self.store.begin_parts()
 
     def write_part(self) -> None:
-        """Store the next part of the large transaction, and what others have staged; the last one waits for commit."""
+        """Store the next part of the large transaction, and what others have staged; the last part is stored by
+        ``commit``.
+        """
         assert self.large is not None
         self._publish_part(self.large)
         if self.large.left:
@@ -503,7 +516,7 @@ class Broker:
         self.on_failure(undo)
 
     def _give_up_large(self) -> None:
-        """It is not stored: what was staged is staged again."""
+        """It was not stored: put its messages back among the staged ones."""
         if self.large is not None:
             large, self.large = self.large, None
             self.transactions.let_go(large.taken)
@@ -517,7 +530,9 @@ class Broker:
             large.done = True
 
     def _note_identifiers(self, account: str, batch: Batch, positions: Sequence[int]) -> None:
-        """Ids of what a transaction stores. It stores all it has; who publishes one of them later sends a duplicate."""
+        """Note the message ids of what a transaction stores. The transaction itself is not deduplicated; a later
+        publish with one of these ids is a duplicate.
+        """
         found = message_ids(batch, len(batch), MAX_NAME_BYTES)
         if not found:
             return
@@ -536,7 +551,7 @@ class Broker:
     # --- the turn of the loop
 
     def on_failure(self, undo: Callable[[], None]) -> None:
-        """Call this if the next commit fails: what it was about did not happen."""
+        """Register a function that is called if the next commit fails, to undo a change."""
         self._undo.append(undo)
 
     def _record(self, kind: int, data: bytes) -> None:
@@ -546,16 +561,16 @@ class Broker:
 
     @property
     def staged_anything(self) -> bool:
-        """Whether something waits for a commit that must not wait."""
+        """Whether something is staged that must be committed in this turn."""
         return bool(self._first_staged)
 
     @property
     def busy(self) -> bool:
-        """Whether the next turn has something to do already."""
+        """Whether there is work for the next turn already."""
         return bool(self._first_staged or self._ready or self.large is not None)
 
     def lazy_due(self) -> bool:
-        """Whether state has waited long enough for a commit of its own."""
+        """Whether unconfirmed state has waited so long that it gets a commit of its own."""
         return self._dirty and time.monotonic() - self._dirty_since >= LAZY_S
 
     @property
@@ -564,7 +579,9 @@ class Broker:
         return self._dirty
 
     def commit(self) -> None:
-        """Make everything since the last commit durable. OSError: nothing of it was, and nothing is told."""
+        """Make everything since the last commit durable. OSError: nothing of it is durable, and no client may be told
+        that it is.
+        """
         self._stage_records()
         first, published = self._first_staged, self._published
         producers, undo = self._changed_producers, self._undo
@@ -641,19 +658,19 @@ class Broker:
 
     @property
     def may_hand_out(self) -> bool:
-        """Whether there may be something to hand out."""
+        """Whether there may be messages to deliver."""
         return bool(self._ready or self._timed or self._stuck)
 
     def pump(self, now_ns: int, over: Callable[[], bool]) -> list[Queue]:
-        """Hand out what can be handed out, until the turn is ``over``: the rest is the next turn's.
-
-        Gives the queues at which something failed that nobody had foreseen.
+        """Deliver what can be delivered, until the turn is ``over``; the rest waits for the next turn. Returns the
+        queues in which an unexpected error occurred.
         """
         exhausted: list[tuple[Queue, int, int]] = []
         failed: list[Queue] = []
         self._pumped_ns = now_ns
         self._ready.update((queue, None) for queue in self._timed if queue.state.next_time_ns <= now_ns)
         self._ready.update((queue, None) for queue, again_ns in self._stuck.items() if again_ns <= now_ns)
+        # Delivering may make queues ready again: those are for the next turn, otherwise this loop might never end.
         ready, self._ready = self._ready, {}
         for queue in ready:
             if queue.name not in self.queues:
@@ -672,6 +689,7 @@ class Broker:
             except (PenstockError, OSError) as error:
                 queue.postpone(position, error, now_ns)
             except Exception:
+                # Remembered, so that after the state was loaded again only this queue is held back, not all deliveries.
                 self.tripped = queue.name
                 raise
         return failed
@@ -684,14 +702,17 @@ class Broker:
         exhausted: list[tuple[Queue, int, int]],
         failed: list[Queue],
     ) -> None:
-        """A message that cannot be read, or trips the broker up, is its queue's trouble, never the end of all."""
+        """Pump one queue. A message that cannot be read, or that causes an unexpected error, stops only its own
+        queue.
+        """
         if queue.hands_out and self._stuck.get(queue, 0) <= now_ns:
             try:
                 if not queue.pump(now_ns, over, exhausted):
                     self._ready[queue] = None
                 self._forget_stuck(queue)
             except Exception as error:
-                self._stuck[queue] = now_ns + UNREADABLE_NS  # until the journal is repaired, or SEEK goes past it
+                # try again later: the journal may be repaired, or SEEK may skip the message
+                self._stuck[queue] = now_ns + UNREADABLE_NS
                 queue.stuck(error)
                 if not isinstance(error, PenstockError | OSError):
                     logger.exception("queue %s: a fault of the broker's", queue.name)
@@ -703,7 +724,7 @@ class Broker:
     def observing(self) -> Iterator[None]:
         """Set the counters of queues, which other processes read, in steps of a millisecond or two.
 
-        Where much waits, a part of it is counted: the next call goes on behind the queue at which this one ended.
+        A long backlog is counted in parts: the next call continues after the queue at which this one stopped.
         """
         names, left = list(self.queues), OBSERVE_MESSAGES
         for number in range(len(names)):
@@ -720,11 +741,13 @@ class Broker:
         self._observed = 0
 
     def trim(self) -> bool:
-        """Let the store free what its rules let go, told what every queue is done with; True: ask again soon."""
+        """Let the store free what its retention rules allow, given how far all queues have got; True: call again
+        soon.
+        """
         end = self.store.next
         self.delayed.look(end)
         for queue in self.queues.values():
-            if not self._undo:  # what is undone when a commit fails may give a queue its messages back
+            if not self._undo:  # not while changes may still be undone: that may return messages to a queue
                 queue.note_caught_up()
             if queue.caught_up:
                 queue.state.look_from(end)
@@ -737,16 +760,16 @@ class Broker:
             return False
 
     def next_time_ns(self) -> int:
-        """When something is due, if nothing else happens."""
-        # What was due at the last pump and still is has nobody with credit: an acknowledgement wakes its queue at once,
-        # and a hold that runs out is seen a little later.
+        """When the next timed event is due."""
+        # Messages that were due at the last pump and still are have no consumer with credit. They need no timer: an
+        # acknowledgement wakes their queue at once, and an expired ack time-out is noticed a little later.
         times = [queue.state.next_time_ns for queue in self._timed if queue not in self._stuck]
         stalled_ns = self._pumped_ns + int(LAZY_S * 1e9)
         later = [due if due > self._pumped_ns else stalled_ns for due in times]
         return min([*later, *self._stuck.values(), self.delayed.state.next_time_ns])
 
     def close(self) -> None:
-        """Make state durable and let go of the store."""
+        """Make the state durable and close the store."""
         try:
             while self.large is not None and self.large.begun and self.large.left:
                 self.write_part()

@@ -22,7 +22,7 @@ from penstock.broker.words import Disconnect
 from penstock.tcp.protocol import HEADER, FrameType, frame
 
 TURN_S = 0.005  # seconds for one connection's requests, or for all long work, in one turn of the loop
-TURN_MESSAGES = 512  # most messages published in one step
+TURN_MESSAGES = 512  # most messages that are published in one step
 REPLY_BYTES = 4 << 20  # with more unread output than this, a client is not read from
 RECEIVE_BYTES = 256 * 1024
 # the greeting of tcp:// without its size; no command starts like this

@@ -39,9 +39,8 @@ class Delayed:
         self._added = 0  # first position not examined yet
 
     def look(self, first: int) -> None:
-        """``read`` while the broker serves, nothing of ours having been stored between the last look and ``first``.
-
-        What cannot be read now is looked at again with the next retention.
+        """``read`` while the broker is running: no delayed message was stored between the last call and ``first``. A
+        message that cannot be read now is tried again with the next retention.
         """
         if self._caught_up:
             self.state.look_from(first)
@@ -51,7 +50,7 @@ class Delayed:
             log.error("delayed messages cannot be read: %s", error)
 
     def check_room(self, count: int) -> None:
-        """Refusal when so many more would be too many."""
+        """Refuse if this many more would exceed the bound."""
         most = self._broker.limits.max_delayed
         if self.state.outstanding + self._added + count > most:
             raise Refusal("full", f"more than {most} messages would be delayed; publish them when they are due")
@@ -93,7 +92,7 @@ class Delayed:
         for position, _ in due:
             try:
                 batch, *_ = broker.store.read(position, 1, 1 << 62)
-            except (PenstockError, OSError) as error:  # it must not hold up the others
+            except (PenstockError, OSError) as error:  # one unreadable message must not delay the others
                 log.error("a delayed message that is due cannot be read: %s", error)
                 self.state.postpone(position, now_ns + UNREADABLE_NS)
                 continue

@@ -13,7 +13,7 @@ from penstock.errors import InvalidArgument
 
 
 def descriptors() -> int:
-    """How many files this process may have open, after asking for as many as it may."""
+    """How many files this process may have open, after raising the soft limit to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -21,8 +21,8 @@ def descriptors() -> int:
     return soft if soft != resource.RLIM_INFINITY else 1 << 20
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket that does not block."""
+def listen(host: str, port: int, advice: str = "port 0 takes a free one") -> socket.socket:
+    """A listening socket that does not block. ``advice``: for who finds the port in use."""
     listener = None
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -34,8 +34,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if listener is not None:
             listener.close()
-        advice = "; port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
-        raise OSError(error.errno, f"cannot listen at {host}:{port}: {error.strerror}{advice}") from error
+        hint = f"; {advice}" if error.errno == errno.EADDRINUSE else ""
+        raise OSError(error.errno, f"cannot listen at {host}:{port}: {error.strerror}{hint}") from error
     return listener
 
 

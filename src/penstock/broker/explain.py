@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
     found = _network(parts)
     yield from found
     if any(finding.grave for finding in found):
-        return  # no broker there that could say more
+        return  # no broker answers, so nothing more can be said
     try:
         with _client(parts) as client:
             try:
@@ -60,8 +60,8 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
     yield from _queue(parts.topic, queue)
 
 
-def topics(parts: addresses.Address) -> list[str]:
-    """The patterns of what arrives at an address: its topic, or those of its queue; all where nobody tells."""
+def topics(parts: addresses.Address, unknown: Sequence[str] = (">",)) -> list[str]:
+    """The topic patterns of an address: its topic, or those of its queue; ``unknown`` if the broker does not say."""
     wanted = parts.options.get("queue")
     if parts.topic or wanted is None:
         return [parts.topic or ">"]
@@ -69,13 +69,13 @@ def topics(parts: addresses.Address) -> list[str]:
         with _client(parts) as client:
             known = {entry["queue"]: entry["topics"] for entry in client.queues()}
     except (PenstockError, OSError):
-        return [">"]
+        return list(unknown)
     found: list[str] = known.get(wanted, [])
     return found
 
 
 def describe(parts: addresses.Address) -> dict[str, Any]:
-    """What the broker keeps of the address, and the queues that take it."""
+    """What the broker stores for the address, and the queues that are bound to it."""
     if unreached := [finding.text for finding in _network(parts) if finding.grave]:
         raise RefusedError(unreached[0])
     with _client(parts) as client:
@@ -89,7 +89,7 @@ def describe(parts: addresses.Address) -> dict[str, Any]:
     if parts.topic:
         facts["kept"] = _kept(parts)
     wanted = parts.options.get("queue")
-    takes = _taking(parts.topic, known) if wanted is None else [k for k in known if k["queue"] == wanted]
+    takes = _queues_taking(parts.topic, known) if wanted is None else [k for k in known if k["queue"] == wanted]
     if wanted is not None and not takes and "queues" not in facts:
         facts[f"queue {wanted}"] = f"is not there; {nearest(wanted, [entry['queue'] for entry in known])}"
     for entry in takes[:MOST_QUEUES]:
@@ -102,14 +102,17 @@ def describe(parts: addresses.Address) -> dict[str, Any]:
 
 
 def _network(parts: addresses.Address) -> list[Finding]:
-    """Whether somebody listens there. Of several brokers one leads, and the others do not listen."""
-    from penstock.broker.hosts import hosts_of
+    """Whether a process listens there. Of several brokers only the one that leads listens."""
+    from penstock.broker.hosts import NOBODY_LEADS_REMEDY, hosts_of, nobody_leads
     from penstock.tcp.explain import explain as network
 
     places = hosts_of(parts.host, parts.port or PORT)
     found = [finding for host, port in places for finding in network(replace(parts, host=host, port=port))]
     if all(finding.grave for finding in found):
-        return found
+        if len(places) == 1:
+            return found
+        none = Finding(nobody_leads(parts.host, parts.port or PORT), NOBODY_LEADS_REMEDY)
+        return [none, *(replace(finding, remedy="", grave=False) for finding in found)]
     return [replace(finding, grave=False) for finding in found]
 
 
@@ -127,7 +130,7 @@ def _access(parts: addresses.Address) -> dict[str, Any]:
 
 
 def _kept(parts: addresses.Address) -> str:
-    """Where what is kept of the topic begins."""
+    """Where the stored messages of the topic begin."""
     from penstock.broker.client.clients import tls_context
     from penstock.broker.fetch import RangeClient
 
@@ -141,20 +144,20 @@ def _kept(parts: addresses.Address) -> str:
     return f"from ordinal {first.ordinal} of {first.topic} on, position {first.position}, {begun}"
 
 
-def _taking(topic: str, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The queues that take a topic, but not those that a reader has for itself."""
-    return [entry for entry in known if not entry["temporary"] and _takes(entry, topic)]
+def _queues_taking(topic: str, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The queues bound to a topic, without the temporary ones of single readers."""
+    return [entry for entry in known if not entry["temporary"] and _is_bound(entry, topic)]
 
 
-def _takes(entry: dict[str, Any], topic: str) -> bool:
+def _is_bound(entry: dict[str, Any], topic: str) -> bool:
     from penstock.broker.words import matches
 
     return any(matches(pattern, topic) or matches(topic, pattern) for pattern in entry["topics"])  # it may be a pattern
 
 
 def _queues_of(topic: str, known: list[dict[str, Any]]) -> Iterator[Finding]:
-    found = _taking(topic, known)
-    if readers := sum(entry["consumers"] for entry in known if entry["temporary"] and _takes(entry, topic)):
+    found = _queues_taking(topic, known)
+    if readers := sum(entry["consumers"] for entry in known if entry["temporary"] and _is_bound(entry, topic)):
         yield Finding(f"{readers} read the topic {topic!r} without a queue that lasts", grave=False)
     elif not found:
         yield Finding(f"no queue takes the topic {topic!r}: it is kept and handed to nobody", grave=False)
@@ -172,7 +175,7 @@ def _remedy(state: str) -> str:
 
 def _queue(topic: str, queue: dict[str, Any]) -> Iterator[Finding]:
     name = f"the queue {queue['queue']}"
-    if topic and not _takes(queue, topic):
+    if topic and not _is_bound(queue, topic):
         yield Finding(f"{name} is bound to {', '.join(queue['topics'])}, which {topic!r} does not match")
     if queue.get("paused"):
         wait = number_of(queue["depth"], "message waits", "messages wait")

@@ -24,9 +24,9 @@ from penstock.broker.words import encode_properties
 from penstock.errors import ClosedError, ProtocolError, RefusedError
 
 MAX_LINE_BYTES = 65_536
-MAX_DATA_BYTES = (1 << 30) + (128 << 20)  # the largest message that a journal takes, and the greatest index
+MAX_DATA_BYTES = (1 << 30) + (128 << 20)  # the largest message of a journal, plus the largest index
 MAX_SCHEMAS_BYTES = 64 << 20
-STAGE_BYTES, STAGE_MESSAGES = 1 << 20, 8192  # sent in one go, about
+STAGE_BYTES, STAGE_MESSAGES = 1 << 20, 8192  # sent at once, roughly
 
 
 class RangeClient:
@@ -107,7 +107,7 @@ class RangeClient:
         topics: Iterable[str] | None = None,
         stored: bool = False,
     ) -> Iterator[Range]:
-        """Everything from ``start`` to ``end - 1``, a part at a time."""
+        """Everything from ``start`` to ``end - 1``, one range at a time."""
         chosen = None if topics is None else list(topics)
         while start < end:
             most = min(end - start, 1 << 20)
@@ -121,7 +121,7 @@ class RangeClient:
             start = part.next
 
     def hold(self, queue: str, position: int) -> None:
-        """Make the queue if need be and put it at ``position``; retention that waits for queues waits for it."""
+        """Create the queue if necessary and move it to ``position``, so that retention by queues keeps what follows."""
         self._ask(f"QUEUE {queue} topics=> from_position={position}")
 
     def schemas(self, pattern: str = ">") -> dict[str, str]:
@@ -142,7 +142,7 @@ class RangeClient:
             found = json.loads(self._read(_number(length)))
             newest, versions = (
                 {str(topic): str(text) for topic, text in part.items()}
-                for part in (found["topics"], found.get("versions", {}))  # older brokers say the newest alone
+                for part in (found["topics"], found.get("versions", {}))  # older brokers send only the newest
             )
             return newest, versions
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
@@ -160,7 +160,9 @@ class RangeClient:
         message_ids: Iterable[str | None] | None = None,
         keys: Iterable[str | None] | None = None,
     ) -> int:
-        """Keep messages (with what else each has) at the broker until their transaction is committed; how many."""
+        """Stage messages, with their properties, ids and keys, until their transaction is committed; returns how
+        many.
+        """
         count = size = 0
         index: list[bytes] = []
         pieces: list[bytes] = []
@@ -185,10 +187,9 @@ class RangeClient:
         return count + (self.load(transaction, [topic], b"".join(index), b"".join(pieces)) if index else 0)
 
     def load(self, transaction: str, topics: Sequence[str], index: Any, data: Any, *, times: bool = False) -> int:
-        """``stage`` for messages that are a range already: its index (docs/formats.md) and its bytes; how many.
-
-        A topic's number is its place among ``topics``. Positions and ordinals are given anew, and the times unless
-        ``times`` says that those of the index count.
+        """``stage`` for messages that are a range already: its index (docs/formats.md) and its bytes; returns how many.
+        A topic's number is its index in ``topics``. The broker assigns new positions and ordinals, and new times unless
+        ``times`` is set.
         """
         count = memoryview(index).nbytes // ENTRY.size
         head = encode_head(count, topics, times=times)
@@ -227,7 +228,7 @@ class RangeClient:
 
     def _answer(self) -> str:
         line = self._file.readline(MAX_LINE_BYTES)
-        if line == b"\n":  # what follows data
+        if line == b"\n":  # the line end after data
             line = self._file.readline(MAX_LINE_BYTES)
         if not line.endswith(b"\n"):
             raise ClosedError("the broker closed the connection")
@@ -244,7 +245,7 @@ class RangeClient:
         return data
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         self._file.close()
         self._socket.close()
 

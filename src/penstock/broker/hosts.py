@@ -1,29 +1,33 @@
 """Where a broker is: one host and port, or several brokers of which one leads, as in ``broker://a:9876,b:9876/TOPIC``.
 
-Such a group is written as one host text: ``"a:9876,b"`` with port 9876 is the same as that address. Who connects tries
-each in turn: a broker that stands by does not listen.
+Such a group is written as one host text: ``"a:9876,b"`` with port 9876 is the same as that address. A client tries each
+in turn: a broker that is on stand-by does not listen.
 """
 
 from __future__ import annotations
 
 import socket
+import time
 
+from penstock.address import places_of
 from penstock.errors import InvalidArgument
 
 FORM = "Client('127.0.0.1', 9876), or penstock.subscriber('broker://127.0.0.1:9876/TOPIC')"
 MAX_HOSTS = 16
+PAUSE_S = 0.1  # before all of a group are tried again
 
 
 def hosts_of(host: str, port: int) -> list[tuple[str, int]]:
-    """Each broker's host and port. What is no host or no port is refused: nobody would ever answer there."""
+    """Each broker's host and port. An invalid host or port is refused: a client would wait for it for ever."""
     if not isinstance(host, str):
         raise TypeError(f"a broker's host is a str, not {type(host).__name__}")
-    texts = host.split(",") if "," in host else []
-    if len(texts) > MAX_HOSTS:
-        raise InvalidArgument(f"host= names {len(texts)} brokers; {MAX_HOSTS} is the most")
-    found = [_split(text, port) for text in texts] or [(host, port)]
+    if "@" in host:  # what stands before it is a secret, which no message repeats
+        raise InvalidArgument("host= is a host alone; a token is given as token=")
+    found = places_of(host, port)
+    if len(found) > MAX_HOSTS:
+        raise InvalidArgument(f"host= names {len(found)} brokers; {MAX_HOSTS} is the most")
     for each, its_port in found:
-        if "/" in each or each.count(":") == 1:  # an address of version 6 has more of them
+        if "/" in each or each.count(":") == 1:  # an IPv6 address has more colons
             raise InvalidArgument(f"host={host!r} is a host alone, without scheme and port: {FORM}")
         if not each or not each.isprintable() or " " in each:
             raise InvalidArgument(f"host={host!r} is no host: {FORM}")
@@ -32,23 +36,28 @@ def hosts_of(host: str, port: int) -> list[tuple[str, int]]:
     return found
 
 
-def _split(text: str, port: int) -> tuple[str, int]:
-    """One of several: HOST or HOST:PORT, where an address of version 6 stands in brackets."""
-    name, colon, number = text.rpartition(":")
-    if not colon or text.endswith("]"):
-        name, number = text, ""
-    elif not number.isascii() or not number.isdigit():
-        raise InvalidArgument(f"{text!r} is not HOST or HOST:PORT of a broker")
-    return name.removeprefix("[").removesuffix("]"), int(number) if number else port
+def nobody_leads(host: str, port: int) -> str:
+    """What is said of a group of which no broker takes a connection."""
+    return f"none of {', '.join(f'{each}:{its_port}' for each, its_port in hosts_of(host, port))} leads at the moment"
+
+
+#: What to do about it.
+NOBODY_LEADS_REMEDY = "they may stand by, have no quorum, or not run: their logs and penstock doctor --store tell"
 
 
 def connect(host: str, port: int, timeout: float | None) -> tuple[socket.socket, str]:
-    """A connection to the first broker that takes one, and its host. OSError: that of the last one."""
-    problem: OSError | None = None
-    for each, its_port in hosts_of(host, port):
-        try:
-            return socket.create_connection((each, its_port), timeout), each
-        except OSError as error:
-            problem = error
-    assert problem is not None
-    raise problem
+    """A connection to the first broker that accepts one, and its host. Several brokers are tried until ``timeout`` is
+    over: one of them may lead by then."""
+    deadline = time.monotonic() + (timeout or 0.0)
+    places = hosts_of(host, port)
+    while True:
+        for each, its_port in places:
+            try:
+                return socket.create_connection((each, its_port), timeout), each
+            except OSError as error:
+                problem = error
+        if len(places) == 1:
+            raise problem
+        if time.monotonic() >= deadline:
+            raise ConnectionError(f"{nobody_leads(host, port)}: {problem}; {NOBODY_LEADS_REMEDY}")
+        time.sleep(PAUSE_S)

@@ -22,9 +22,9 @@ class Producer:
 
     def stored(self, positions: Sequence[int]) -> Producer:
         """Note messages that were stored at these positions."""
-        return self._with(self.count + len(positions), _runs(positions))
+        return self._advanced(self.count + len(positions), _runs(positions))
 
-    def _with(self, count: int, runs: Sequence[tuple[int, int]]) -> Producer:
+    def _advanced(self, count: int, runs: Sequence[tuple[int, int]]) -> Producer:
         merged = list(self.runs)
         for first, last in runs:
             if merged and merged[-1][1] + 1 == first:
@@ -45,7 +45,7 @@ class Producer:
         count, *numbers = struct.unpack(f"<{len(data) // 8}Q", data)
         runs = list(zip(numbers[::2], numbers[1::2], strict=True))
         fresh = _tail(runs, count - self.count) if count > self.count else []
-        return self._with(max(count, self.count), fresh)
+        return self._advanced(max(count, self.count), fresh)
 
 
 def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:

@@ -42,12 +42,12 @@ VERSIONS = (1, 2)
 RAW_CREDIT = 16_384
 MAX_SUBSCRIPTIONS = 1024
 MAX_FETCH_MESSAGES = 65_536
-FETCH_STEP = 8192  # messages read in one step
-LIST_STEP = 8  # queues that LIST tells of in one step
+FETCH_STEP = 8192  # messages that FETCH reads in one step
+LIST_STEP = 8  # queues that LIST describes in one step
 MAX_DEAD_LETTER_NAME_BYTES = 245  # "$dead.NAME" and "NAME.dead" are names too
 
 _PUBLISH_OPTIONS = {"id": str, "ttl_ms": int, "delay_ms": int, "at_ns": int}
-_TIMED = "time_ns"  # the scanner's last word for publishes that tell their times
+_TIMED = "time_ns"  # the scanner's option for publishes that bring their own times
 _QUEUE_OPTIONS = {
     "topics": str, "ack_timeout_ms": int, "max_deliveries": int, "ttl_ms": int, "exclusive": int, "temporary": int,
     "dead_letter": str,
@@ -61,7 +61,7 @@ OK = b"OK\n"
 
 @dataclass(frozen=True)
 class Verb:
-    """A command: its method, its form and bounds of the number of its words, and what its answer means."""
+    """A command: its method, its syntax, how many words it may have, and how it is answered."""
 
     method: Callable[..., Answer | Work]
     form: str
@@ -69,10 +69,10 @@ class Verb:
     most: int | None
     stores: bool = False  #: the answer leaves after a commit
     answered: bool = True
-    asks: bool = False  #: it changes nothing: without somebody who reads the answer there is nothing to do
+    asks: bool = False  #: it changes nothing, so it is dropped when nobody is left to read the answer
 
     def words(self, rest: str) -> list[str]:
-        """The words of a command; Refusal when they are too few or too many."""
+        """The words of a command; refused if there are too few or too many."""
         found = rest.split()
         if len(found) < self.least or (self.most is not None and len(found) > self.most):
             raise Refusal("bad_request", f"the form is {self.form}")
@@ -82,15 +82,15 @@ class Verb:
 class Protocol(Session):
     """One connection's verbs."""
 
-    work: Work | None = None  #: of the command under way, when it takes more than a turn
-    published = False  #: in the compatible mode
-    _work: tuple[str, int] = ("", 0)  # its verb and number of requests
-    _changed_at = -1  # after how many commits it has changed something last
+    work: Work | None = None  #: the command in progress, if it takes more than one turn
+    published = False  #: whether this client of the compatible mode has published
+    _work: tuple[str, int] = ("", 0)  # of the command in progress: its verb and its number of requests
+    _changed_at = -1  # the number of commits at its last change
 
     # --- events
 
     def handle(self, verb: str, rest: str, batch: Batch | None) -> None:
-        """One event of the scanner. Disconnect when the connection is to be closed."""
+        """Handle one event of the scanner. Raises Disconnect if the connection must be closed."""
         if not (self.hello or self.host.raw_allowed or verb == "HELLO"):
             raise Disconnect
         if verb == words.BROKEN:
@@ -103,7 +103,7 @@ class Protocol(Session):
         self._advance(lambda: self._call(verb, rest, batch))
 
     def go_on(self) -> str:
-        """Go on with the command under way: BUSY or WAIT while it is not done, then empty."""
+        """Continue the command in progress: BUSY or WAIT while it is not done, then empty."""
         work = self.work
         assert work is not None
         said: list[str] = []
@@ -121,19 +121,19 @@ class Protocol(Session):
         return said[0] if said else ""
 
     def drop_question(self) -> None:
-        """Nobody reads the answer to the command under way any more."""
+        """Drop the command in progress if it only asks: nobody is left to read its answer."""
         verb = VERBS.get(self._work[0])
         if self.work is not None and verb is not None and verb.asks:
             self.work = None
 
     def cancel(self, code: str, text: str) -> None:
-        """The command under way cannot go on."""
+        """Refuse the command in progress: it cannot continue."""
         if self.work is not None:
             self.work = None
             self._refuse(*self._work, Refusal(code, text))
 
     def _advance(self, step: Callable[[], Answer | Work]) -> None:
-        """Do a step of a command; when it is over, answer it: here, once."""
+        """Run one step of a command. When it is done it is answered here, and nowhere else."""
         verb, requests = self._work
         before = self.broker.changes
         try:
@@ -176,12 +176,13 @@ class Protocol(Session):
             raise RuntimeError(f"{verb} has no answer")
 
     def _refuse(self, verb: str, requests: int, refusal: Refusal) -> None:
-        """Refuse each request. A producer that numbers its messages is cut off after the first one that is refused, so
-        that what is stored is always a first part of what it sent."""
+        """Refuse each request. A producer that numbers its messages is disconnected after its first refused message, so
+        that the stored messages are always a prefix of those it sent.
+        """
         if not self.hello:
             raise Disconnect(refusal.text) from None
         if verb in VERBS and not VERBS[verb].answered:
-            raise Disconnect(refusal.text) from None  # there is no answer that could say it
+            raise Disconnect(refusal.text) from None  # these requests have no answer that could carry the error
         publishes = verb in ("PUB", words.REFUSED) and bool(self.producer)
         for _ in range(1 if publishes else requests):
             self.answer(1, words.error_line(refusal.code, refusal.text), publishes)
@@ -189,7 +190,7 @@ class Protocol(Session):
             raise Disconnect from None
 
     def raw_verb(self, verb: str, rest: str) -> Answer | Work:
-        """A line of a client that has not said HELLO."""
+        """Handle a line of a client that has not sent HELLO."""
         if verb == "HELLO":
             return VERBS["HELLO"].method(self, *rest.split())
         if verb == "SUB":
@@ -203,8 +204,9 @@ class Protocol(Session):
     # --- sessions
 
     def hello_(self, version: str = "", *rest: str) -> Answer:
-        """HELLO <version> [token=] [name=] [producer=]: ask for replies and framing. A refused one is the end of the
-        connection: nothing is served to who is not known."""
+        """HELLO <version> [token=] [name=] [producer=]: ask for replies and framing. If it is refused, the connection
+        is closed: an unknown client is not served.
+        """
         try:
             return self._greet(version, *rest)
         except Refusal as refusal:
@@ -229,7 +231,7 @@ class Protocol(Session):
             more += b" last=%d" % stored.count
             if self.hello > 1 and stored.runs:
                 more += b" positions=" + b",".join(b"%d-%d" % run for run in stored.runs)
-        self._wait_for_disk(stored=bool(self.producer))  # `last` counts what is on its way there
+        self._wait_for_disk(stored=bool(self.producer))  # `last` includes messages that are not on disk yet
         limits = self.broker.limits
         return b"HELLO %d journal=%s max_message_bytes=%d%s\n" % (
             self.hello,
@@ -244,7 +246,9 @@ class Protocol(Session):
         return b"PONG\n"
 
     def _wait_for_disk(self, *, stored: bool) -> None:
-        """The answer leaves after the next commit; while a large one takes long, only where something is stored."""
+        """Delay the answer until the next commit; during a large commit, which takes long, only if something is
+        stored.
+        """
         self.confirms = self.confirms or stored or self.broker.large is None
 
     def bye(self, *rest: str) -> Answer:
@@ -263,7 +267,7 @@ class Protocol(Session):
     # --- publishing
 
     def topic(self, name: str) -> None:
-        """A topic that this connection publishes to for the first time."""
+        """Check a topic that this connection publishes to for the first time."""
         try:
             words.check_topic(name)
         except Refusal as refusal:
@@ -271,24 +275,26 @@ class Protocol(Session):
         try:
             self.check_publish((name,))
             self.broker.check_topics((name,))
-        except Refusal:  # told with each message to it, by ``refused``
+        except Refusal:  # ``refused`` answers each message to it with the reason
             self.scanner.refuse(name)
         else:
             self.scanner.allow(name)
 
     def refused(self, code: str, line: str) -> None:
-        """A message that the scanner passed over: it is too large, or its topic was refused before."""
+        """Refuse a message that the scanner skipped: it is too large, or its topic was refused before."""
         if code == "too_large":
             raise Refusal(code, f"the message is too large: {line[:200]}")
         verb, *names = line.split()
         name = names[0] if verb == "PUB" else names[1]
         self.check_publish((name,))
         self.broker.check_topics((name,))
-        self.scanner.forget_topics()  # it is allowed by now: the next one goes through
+        self.scanner.forget_topics()  # the topic is allowed by now: the next message is accepted
         raise Refusal("unavailable", f"the topic is allowed by now; publish again: {name}")
 
     def pub(self, options: str, batch: Batch) -> Answer | Work:
         """PUB <topic> <lengths> [options]: publish."""
+        if self.host.draining and self.producer:  # its client sends it again, to whichever broker is next
+            raise Disconnect("the broker is ending")
         if self.host.draining:
             raise Refusal("unavailable", "the broker is ending")
         if not self.hello:
@@ -300,12 +306,12 @@ class Protocol(Session):
         return positions
 
     def raw_pub(self, batch: Batch) -> Work:
-        """PUB of the compatible mode: at the quota its client, which understands no refusal, waits."""
+        """PUB of the compatible mode. Its client cannot be refused, so at the quota it has to wait."""
         while not self.broker.has_room(batch):
             yield WAIT
         self.broker.publish(batch)
         self.published = True
-        self.confirms = True  # nothing is told, but a commit that fails closes the connection
+        self.confirms = True  # this client gets no confirmation, but its connection is closed if the commit fails
         self.touched()
         return None
 
@@ -329,7 +335,10 @@ class Protocol(Session):
         if due_ns and timed:
             raise Refusal("bad_option", f"a delayed message has the time at which it is due: leave out {_TIMED}=")
         if due_ns:
+            # Checked for the whole batch before its first message, so that it is stored completely or refused
+            # completely.
             self.broker.delayed.check_room(len(batch))
+        # The common case: one call for the whole batch. Ids and delays need a record per message.
         if not given and not due_ns:
             return self.broker.publish(batch, more=encode_properties(more), **_times(batch, timed))
         positions: list[int] = []
@@ -358,7 +367,7 @@ class Protocol(Session):
         return b"STAGED %d\n" % len(messages)
 
     def _range(self, data: bytes) -> tuple[Batch, bool]:
-        """The messages of a range, and whether their times count."""
+        """The messages of a range, and whether they keep their times."""
         text, newline, _ = data.partition(b"\n")
         try:
             head = json.loads(text)
@@ -383,9 +392,11 @@ class Protocol(Session):
         count = words.number(told[-1].removeprefix("staged="), "staged") if told else 1
         parts = tuple(part for part in parts if part not in told)
         wholes = (transaction + part if part.startswith(".") else part for part in parts)
-        owned = [self.own(part, "transaction") for part in dict.fromkeys(wholes)]  # one named twice is one
+        # a part that is named twice counts once
+        owned = [self.own(part, "transaction") for part in dict.fromkeys(wholes)]
         staged = self.broker.transactions.pieces(owned or [name], all_there=False)
-        self.check_publish({topic for piece in staged for topic in batch_names(piece.batch) if topic})  # it may be gone
+        # the transaction may be gone
+        self.check_publish({topic for piece in staged for topic in batch_names(piece.batch) if topic})
         owner = self.rights.owner
         first, last, again = yield from self.broker.commit_transaction(owner, name, owned, count)
         return b"COMMITTED %d-%d%s\n" % (first, last, b" again" if again else b"")
@@ -397,8 +408,8 @@ class Protocol(Session):
 
     # --- consuming
 
-    def _free(self, name: str) -> Generator[str, None, bool]:
-        """Whether a queue for one consumer has none; one that is gone without a word is found out and dropped."""
+    def _has_no_consumer(self, name: str) -> Generator[str, None, bool]:
+        """Whether an exclusive queue has no consumer. A consumer that has vanished is detected and dropped."""
         while (queue := self.broker.queues.get(name)) is not None and queue.consumers:
             if not (queue.raw or queue.options.exclusive):
                 return True
@@ -414,7 +425,7 @@ class Protocol(Session):
         if self.subscriptions:
             raise Disconnect("a second SUB")
         name = words.compatible_queue(name)
-        if not (yield from self._free(name)):
+        if not (yield from self._has_no_consumer(name)):
             raise Disconnect("the queue has a client")
         queue = self.broker.queue(name, QueueOptions())
         if queue.consumers:
@@ -424,7 +435,7 @@ class Protocol(Session):
         return None
 
     def sub(self, name: str, *rest: str) -> Work:
-        """SUB <queue> [options]: consume a queue; made if it is not there and its topics are said."""
+        """SUB <queue> [options]: consume a queue; created if it does not exist and topics are given."""
         options = words.split_options(rest, {**_QUEUE_OPTIONS, **_START_OPTIONS, "credit": int, "ack": str})
         self.check_queue(name)
         if name in self.subscriptions:
@@ -437,14 +448,15 @@ class Protocol(Session):
         found = self.broker.queues.get(name)
         if found is not None and not self.may_read(found):
             raise Refusal("denied", f"queue {name} has topics that are not yours to read")
-        free = yield from self._free(name)
+        free = yield from self._has_no_consumer(name)
         stores = name not in self.broker.queues or not _START_OPTIONS.keys().isdisjoint(options)
         queue = self._declare(name, options, change=False)
         self._wait_for_disk(stored=stores)
         if not free or (queue.consumers and (queue.raw or queue.options.exclusive)):
             raise Refusal("busy", f"queue {name} has a client and is exclusive")
         self._subscribe(queue, credit, automatic=options.get("ack") == "none", raw=False)
-        # A temporary queue goes with its connection; by this its consumer goes on at the right place on another one.
+        # A temporary queue is deleted with its connection; this position lets its consumer continue on a new
+        # connection.
         begins = self._start(options, queue.options.topics) or self.broker.store.next
         return b"OK begins=%d\n" % begins if queue.options.temporary else OK
 
@@ -508,17 +520,17 @@ class Protocol(Session):
         change = "create" not in options
         lost = 0
         if change and "topics" in options:
-            lost = yield from self._losing(name, options)
+            lost = yield from self._count_lost(name, options)
         queue = self._declare(name, options, change=change, move=change)
         if lost:
             queue.drop(lost)
         return OK
 
-    def _losing(self, name: str, given: dict[str, Any]) -> Generator[str, None, int]:
-        """How many messages the queue would drop by its new topics, where it may; Refusal when nobody has said so."""
+    def _count_lost(self, name: str, given: dict[str, Any]) -> Generator[str, None, int]:
+        """How many waiting messages the queue would drop with its new topics. Refused unless the client allowed it."""
         queue = self.broker.queues.get(name)
         if queue is None or not (self.rights.manage and self.may_read(queue)):
-            return 0  # ``_declare`` says why not
+            return 0  # ``_declare`` raises the reason
         try:
             lost = yield from queue.losing(self._options(given, queue.options).topics)
         except (PenstockError, OSError) as error:
@@ -536,14 +548,14 @@ class Protocol(Session):
         return lost
 
     def _declare(self, name: str, given: dict[str, Any], *, change: bool, move: bool = True) -> Queue:
-        """``change``: a queue that is there gets other options, ``move``: and another place, where one is given."""
+        """``change``: an existing queue gets these options; ``move``: and the start position, if one is given."""
         found = self.broker.queues.get(name)
         old = found.options if found else QueueOptions()
         wanted = self._options(given, old)
         if found is None or change or wanted != old:
             self._check_dead_letters(name, wanted, old)
         if found is None:
-            if "topics" not in given and not wanted.temporary:  # a name that is misspelt makes no queue
+            if "topics" not in given and not wanted.temporary:  # so that a misspelt name creates no queue
                 known = [queue for queue in self.broker.queues if self.rights.may_use(queue)]
                 raise Refusal(
                     "unknown_queue",
@@ -570,17 +582,16 @@ class Protocol(Session):
         if change:
             dead_letters.bind(self.broker, found)
         start = self._start(given, wanted.topics) if move else None
-        if start is not None and not (found.options.temporary and not change):  # there it is about a new one only
+        # for an existing one the start position does not apply
+        if start is not None and not (found.options.temporary and not change):
             self.need_manage()
             self.broker.seek(found, start)
         return found
 
     def _check_dead_letters(self, name: str, wanted: QueueOptions, old: QueueOptions) -> None:
-        """The broker itself uses these names later, when nobody is there to be refused.
-
-        Dead letters end up in the queue that is named, and in those that are bound to them since there was a queue of
-        this name before. Who puts messages among those of others' topics, and gives a queue one more topic, needs
-        both rights.
+        """Check the rights now: the broker uses these names later, when no client is there to be refused. Dead letters
+        go to the queue that is named, and to those that an earlier queue of this name has bound to them. Whoever adds
+        messages to a queue of other topics, and a topic to that queue, needs both rights.
         """
         if wanted.dead_letter:
             self.check_queue(wanted.dead_letter)
@@ -599,11 +610,11 @@ class Protocol(Session):
         bound = [queue.name for queue in self.broker.queues.values() if topic in queue.options.topics]
         for found in dict.fromkeys((target, *bound)):
             there = self.broker.queues.get(found)
-            if there is not None and not (found in bound and old.max_deliveries):  # else it is as it was
+            if there is not None and not (found in bound and old.max_deliveries):  # otherwise nothing changes
                 self._check_target(found, there.options.topics, topic)
 
     def _check_target(self, target: str, topics: Sequence[str], letters: str) -> None:
-        """The queue may be given these dead letters."""
+        """Refuse a target that may not be given these dead letters."""
         own = [topic for topic in topics if not topic.startswith("$")]
         if letters in topics and not own:
             return
@@ -616,7 +627,7 @@ class Protocol(Session):
             )
 
     def _check_no_ring(self, name: str, target: str) -> None:
-        """Dead letters that come back to where they died would go round for ever."""
+        """Refuse a ring of dead-letter queues: its messages would go round for ever."""
         seen = {name}
         while (queue := self.broker.queues.get(target)) is not None and queue.options.max_deliveries:
             seen.add(target)
@@ -642,7 +653,7 @@ class Protocol(Session):
         return replace(old, **changes)
 
     def _start(self, given: dict[str, Any], topics: tuple[str, ...]) -> int | None:
-        """Where a queue is to begin, when the client says so."""
+        """The start position that the client asks for, if any."""
         if len(_START_OPTIONS.keys() & given.keys()) > 1:
             raise Refusal("bad_option", "a queue begins in one place: from_position=, from_ordinal= or from_time_ns=")
         if "from_position" in given:
@@ -663,17 +674,17 @@ class Protocol(Session):
         return OK
 
     def purge(self, name: str) -> Work:
-        """PURGE <queue>: drop what it has."""
+        """PURGE <queue>: drop its messages."""
         queue = self.managed(name)
         yield from queue.counting(1 << 62)
         return b"OK %d\n" % self.broker.purge(self.managed(name))
 
     def pause(self, name: str) -> Answer:
-        """PAUSE <queue>: hand out nothing, also across restarts, until RESUME."""
+        """PAUSE <queue>: deliver nothing, also after a restart, until RESUME."""
         return self._set_paused(name, True)
 
     def resume(self, name: str) -> Answer:
-        """RESUME <queue>: hand out again."""
+        """RESUME <queue>: deliver again."""
         return self._set_paused(name, False)
 
     def _set_paused(self, name: str, paused: bool) -> Answer:
@@ -714,18 +725,17 @@ class Protocol(Session):
         return _data(self.host.statistics())
 
     def peers(self, name: str) -> Answer:
-        """PEERS <topic>: how many queues take it and how many consumers these have."""
+        """PEERS <topic>: how many queues are bound to it and how many consumers these have."""
         if not (self.rights.may_publish(words.check_topic(name)) or self.rights.may_subscribe(name)):
             raise Refusal("denied", f"the topic is neither yours to publish to nor to read: {name}")
         queues = self.broker.queues_of(name)
         return b"PEERS %d %d\n" % (len(queues), sum(len(queue.consumers) for queue in queues))
 
     def schema(self, name: str, *rest: str) -> Answer:
-        """SCHEMA <topic> [all|<version> <base64>]: what its messages are made of; with a text, that from now on.
-
-        The version is that which the text is to have: of two who change it at a time the second is refused. With a
-        pattern in place of the topic: the newest text of each topic that it matches and the client may read, and all
-        versions of those that have several.
+        """SCHEMA <topic> [all|<version> <base64>]: the schema of its messages; with a text, set a new one. The version
+        is the one that the text will get: if two clients change it at a time, the second is refused. With a pattern in
+        place of the topic: the newest text of each topic that it matches and the client may read, and all versions of
+        those that have several.
         """
         known = self.broker.schemas
         if not rest and is_pattern(name):
@@ -761,7 +771,7 @@ class Protocol(Session):
             self.check_patterns(patterns)
         most_bytes = min(int(options.get("bytes", 4 << 20)), 16 << 20)
         start, count = words.number(first, "position"), min(words.number(most, "most"), MAX_FETCH_MESSAGES)
-        while self.confirms:  # what this connection has published before is in it
+        while self.confirms:  # wait for the commit, so that the answer includes what this connection has published
             yield BUSY if self.broker.large is None else WAIT
         found: list[Batch] = []
         count, left_bytes = max(1, count), most_bytes
@@ -778,7 +788,7 @@ class Protocol(Session):
         return lambda: self._put_range(whole, start, own=of_queue, stored=stored)
 
     def _topics_of(self, name: str, options: dict[str, Any]) -> list[str]:
-        """What gets into a queue, dead letters too, for who may read it."""
+        """The topics of a queue, dead letters included, if this connection may read it."""
         if "topics" in options:
             raise Refusal("bad_option", "FETCH has topics= or queue=, not both")
         self.check_queue(name)
@@ -788,8 +798,9 @@ class Protocol(Session):
         return list(queue.patterns)
 
     def _put_range(self, found: Batch, following: int, *, own: bool, stored: bool) -> None:
-        batch, topics = public_part(found, own)  # wildcards match no topic of the broker's own
-        statistics = self.broker.store.statistics()  # afterwards: retention that the read has seen is told
+        batch, topics = public_part(found, own)  # wildcards do not match the broker's internal topics
+        # read after the messages, so that ``first`` accounts for any retention the read has seen
+        statistics = self.broker.store.statistics()
         index, size = fetch_index(batch)
         head: dict[str, Any] = {
             "count": len(batch),
@@ -810,12 +821,14 @@ class Protocol(Session):
 
 
 def _times(batch: Batch, timed: bool) -> dict[str, Any]:
-    """Publishers tell times of their own; when a message was stored, by which it expires and is freed, they do not."""
+    """Take the publishers' times. The time of storing, which decides about expiry and retention, is always the
+    broker's.
+    """
     return {"timestamps_ns": batch.timestamps_ns} if timed else {}
 
 
 def differences(old: QueueOptions, wanted: QueueOptions) -> str:
-    """The options of a queue that are not those asked for, in words."""
+    """The options of a queue that differ from those asked for, as text."""
     before, after = old.dump(), wanted.dump()
     return ", ".join(
         f"{key}={_word(before[key])}, not {_word(after[key])}" for key in before if before[key] != after[key]

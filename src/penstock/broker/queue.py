@@ -1,8 +1,6 @@
-"""Queue: a name, the topics it is bound to, who consumes it, and how far they are. The broker's loop thread only.
-
-Which messages are done stands in the native ``QueueState``; here is who gets the next one. A queue is pumped: it
-hands out what is due again first, then what is new, to the consumers that have room, in turn. A queue that nobody
-consumes costs nothing but its state.
+"""Queue: a name, its topics, its consumers, and how far they have got. The broker's loop thread only. The native
+``QueueState`` knows which messages are done; this class decides who gets the next one. A pump delivers redeliveries
+first, then new messages, to the consumers with credit, in turn. A queue without consumers costs nothing but its state.
 """
 
 from __future__ import annotations
@@ -28,9 +26,9 @@ if TYPE_CHECKING:
 TAKE_MESSAGES = 1024
 TAKE_BYTES = 256 * 1024
 NO_DEADLINE = (1 << 63) - 1
-UNREADABLE_NS = 10_000_000_000  # a message that could not be read is tried again after this
-TELL_NS = 2_000_000_000  # what is tried again is told of until it was tried
-BUSY, WAIT = "busy", "wait"  #: what long work yields: it could go on now; it waits for something else
+UNREADABLE_NS = 10_000_000_000  # pause before an unreadable message is tried again
+TELL_NS = 2_000_000_000  # the trouble stays visible this much longer than the pause, until the next try
+BUSY, WAIT = "busy", "wait"  #: what long work yields: it can continue now; it waits for something else
 log = logging.getLogger("penstock.broker")
 
 
@@ -45,11 +43,11 @@ class QueueOptions:
     exclusive: bool = False
     temporary: bool = False
     dead_letter: str = ""
-    paused: bool = False  #: nothing is handed out until it is set back; publishing and acknowledging go on
+    paused: bool = False  #: while set, nothing is delivered; publishing and acknowledging go on
 
     @classmethod
     def load(cls, fields: dict[str, Any]) -> QueueOptions:
-        """From what ``dump`` gave."""
+        """The inverse of ``dump``."""
         return cls(**{**fields, "topics": tuple(fields["topics"])})
 
     def dump(self) -> dict[str, Any]:
@@ -58,20 +56,20 @@ class QueueOptions:
 
 
 class Consumer(Protocol):
-    """Who takes messages of a queue: a connection's side of it."""
+    """A consumer of a queue: one subscription of a connection."""
 
     number: int
     credit: int
-    automatic: bool  #: a message counts as acknowledged when it was written
+    automatic: bool  #: messages count as acknowledged when they were sent
 
     def room(self) -> bool:
-        """Whether its connection takes more output now."""
+        """Whether its connection accepts more output now."""
 
     def deliver(self, queue: Queue, batch: Batch, counts: bytes | None) -> None:
         """Send these."""
 
     def rebound(self) -> None:
-        """Some queue has other topics: whether it may still read its own is to be asked again."""
+        """The topics of some queue have changed: check again whether this consumer may read its queue."""
 
 
 class Queue:
@@ -84,49 +82,49 @@ class Queue:
         self.start = start
         self.state = QueueState(start)
         self.consumers: list[Consumer] = []
-        self.raw = False  # held by a client of the compatible mode
+        self.raw = False  # consumed by a client of the compatible mode
         self.caught_up = False
         self.counters = Counters("broker", "queue", name)
         self.dead_lettered = 0
-        self.dropped = 0  # with topics that were replaced
-        self.whole = False  # the next record is the whole state, not a change
+        self.dropped = 0  # messages dropped because their topics were removed from the queue
+        self.whole = False  # the next record must hold the complete state, not a change
         self._store = store
-        self._rebinding = False  # what it would lose by other topics is being counted
+        self._rebinding = False  # messages that new topics would drop are being counted
         self._turn = 0
         self._internal: tuple[str, ...] = ()
         self._backlog = Backlog(self.state, store)
-        self._said = ""
-        self._trouble, self._trouble_until_ns = "", 0  # why a message cannot be handed out, and until when that counts
+        self._state_text = ""
+        self._trouble, self._trouble_until_ns = "", 0  # why a message cannot be delivered, and until when to report it
         self.rebind(options)
 
     def rebind(self, options: QueueOptions) -> None:
-        """Take new options; messages looked at before stay as they are."""
+        """Set new options; messages before the cursor are not affected."""
         self.options = options
         self.patterns, self._internal = self._bound_to(options.topics)
         self._names = frozenset(self.patterns)
         self._wildcards = tuple(pattern for pattern in self.patterns if is_pattern(pattern))
         self.caught_up = False
         self.recount()
-        self._say("paused" if options.paused else "")
+        self._set_state_text("paused" if options.paused else "")
 
     def _bound_to(self, topics: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The patterns of what a queue of these topics gets, and which of the broker's own topics are among them."""
+        """The patterns of a queue with these topics, and which of them are internal topics of the broker."""
         own = f"$queue.{self.name}"
         return (*topics, own), (own, *(topic for topic in topics if topic.startswith("$")))
 
     def wants(self, topic: str) -> bool:
-        """Whether messages of ``topic`` are this queue's."""
+        """Whether the queue gets messages of ``topic``."""
         return topic in self._names or any(words.matches(pattern, topic) for pattern in self._wildcards)
 
     # --- consumers
 
     def add(self, consumer: Consumer) -> None:
-        """One more consumer."""
+        """Add a consumer."""
         self.consumers.append(consumer)
         self.counters.set("peers", len(self.consumers))
 
     def remove(self, consumer: Consumer, now_ns: int, delivered: bool = True) -> None:
-        """A consumer has gone: what it held is due again at once."""
+        """Remove a consumer: the messages that it held are due for redelivery at once."""
         if consumer in self.consumers:
             self.consumers.remove(consumer)
         self.counters.set("peers", len(self.consumers))
@@ -136,12 +134,13 @@ class Queue:
 
     @property
     def hands_out(self) -> bool:
-        """Whether there is anybody to hand messages to, and nobody has told it to wait."""
+        """Whether it has consumers and delivery is not suspended."""
         return bool(self.consumers) and not (self.options.paused or self._rebinding)
 
     def pump(self, now_ns: int, over: Callable[[], bool], exhausted: list[tuple[Queue, int, int]]) -> bool:
-        """Hand out what can be handed out; False when the turn was over before. Messages delivered too often are put
-        on ``exhausted``."""
+        """Deliver what can be delivered; False if the turn was over before that. Messages that were delivered too often
+        are appended to ``exhausted``.
+        """
         if self.state.next_time_ns <= now_ns:
             self.state.expire(now_ns)
             if not self._redeliver_due(now_ns, over, exhausted):
@@ -166,17 +165,20 @@ class Queue:
         return now_ns + int(timeout_s * 1e9) if timeout_s and not consumer.automatic else NO_DEADLINE
 
     def heard(self, consumer: Consumer, first: int, last: int) -> None:
-        """The consumer is done with what it held from first to last: what was sent ahead behind that has its time from
-        now on, since it waits to be read."""
+        """The consumer has acknowledged ``first`` to ``last``. Messages sent to it after those were waiting unread
+        until now, so their ack time-out starts now.
+        """
         now_ns = time.time_ns()
-        self.counters.set("last_ns", now_ns)  # a queue whose messages were all sent ahead moves by what is acknowledged
+        # if all messages are sent already, acknowledgements are the only sign of progress
+        self.counters.set("last_ns", now_ns)
         deadline_ns = self._deadline(consumer, now_ns)
         if deadline_ns != NO_DEADLINE:
             self.state.heard(consumer.number, first, last, deadline_ns)
 
     def _redeliver_due(self, now_ns: int, over: Callable[[], bool], exhausted: list[tuple[Queue, int, int]]) -> bool:
-        """What is due again: to those with room, before anything new, or off to the dead letters. False: there is more
-        of it, and the turn is over."""
+        """Redeliver what is due, to consumers with credit and before any new message; what was delivered too often
+        becomes a dead letter. False: there is more, and the turn is over.
+        """
         most = self.options.max_deliveries
         due = self.state.due(now_ns, TAKE_MESSAGES)
         for position, deliveries in due:
@@ -185,13 +187,13 @@ class Queue:
                 continue
             consumer = self._next()
             if consumer is None:
-                return True  # nor can anything new be handed out
+                return True  # without a consumer with credit, new messages cannot be delivered either
             try:
                 batch, *_ = self._store.read(position, 1, 1 << 62)
             except (PenstockError, OSError) as error:
                 self.postpone(position, error, now_ns)
                 continue
-            if len(batch) != 1 or batch.positions[0] != position:  # freed by retention while it waited
+            if len(batch) != 1 or batch.positions[0] != position:  # retention has freed it while it waited
                 self.state.acknowledge(0, position, position)
                 self.expire(1)
                 continue
@@ -204,12 +206,12 @@ class Queue:
         return len(due) < TAKE_MESSAGES
 
     def _forward(self, consumer: Consumer, now_ns: int) -> None:
-        """The next new messages to one consumer."""
+        """Deliver the next new messages to one consumer."""
         room = consumer.credit - self.state.in_flight_of(consumer.number)
         end = self._store.next
         cursor = self.state.cursor
         batch, following, skipped = self._store.read(cursor, min(room, TAKE_MESSAGES), TAKE_BYTES, self.patterns)
-        if skipped:  # what was freed since is the next look's
+        if skipped:  # positions freed after this read are left for the next one
             self._pass_freed(min(self._store.first, batch.positions[0] if len(batch) else following))
         deadline_ns, ttl_ns = self._deadline(consumer, now_ns), int(self.options.ttl_s * 1e9)
         most = self.options.max_deliveries
@@ -230,12 +232,16 @@ class Queue:
         self._backlog.taken(taken, following, self.caught_up)
 
     def expire(self, count: int) -> None:
-        """So many of this queue's will not be delivered (again): they are matched, or matched anew, and expired."""
+        """Count messages that will not be delivered (again): as matched (again, if they were delivered before) and as
+        expired.
+        """
         self.counters.add("matched", count)
         self.counters.add("expired", count)
 
     def pass_freed(self) -> None:
-        """Go past what retention has freed before it was handed out, and count it where it was counted before."""
+        """Move past what retention has freed before it was delivered; messages that the backlog had counted count as
+        expired.
+        """
         first = self._store.first
         if self.state.cursor < first and not self.caught_up:
             self._pass_freed(first)
@@ -245,42 +251,46 @@ class Queue:
         self.state.look_from(first)
 
     def postpone(self, position: int, error: Exception, now_ns: int) -> None:
-        """A message that is due again cannot be read: it is tried again later, the others are not held up by it."""
+        """A message that is due for redelivery cannot be read: try again later, without delaying the others."""
         self.state.postpone(position, now_ns + UNREADABLE_NS)
         self.stuck(error, now_ns + UNREADABLE_NS + TELL_NS)
 
     def stuck(self, error: Exception, until_ns: int = NO_DEADLINE) -> None:
-        """A message cannot be handed out: said where people look, until then or until ``unstuck``."""
+        """Log and report that a message cannot be delivered, until then or until ``unstuck``."""
         log.error("queue %s: %s", self.name, error)
         what = "dead letters wait" if isinstance(error, RefusedError) else "failed to read a message"
         self._trouble, self._trouble_until_ns = f"{what}: {error}", until_ns
-        self._say(self._trouble)
+        self._set_state_text(self._trouble)
 
     def unstuck(self) -> None:
-        """The next message can be read again, or nobody wants it any more."""
+        """The next message can be read again, or was skipped."""
         if self._trouble_until_ns == NO_DEADLINE:
             self._trouble = ""
 
     def note_caught_up(self) -> None:
-        """Nothing waits up to the end, and all of it was counted: as after a consumer that has taken everything."""
+        """Mark the queue as caught up if the whole backlog was counted and is empty, as if a consumer had read to the
+        end.
+        """
         if self._counted and not self._backlog.count:
             self.caught_up = True
 
     def affected(self, first: int) -> None:
-        """Something of this queue's was published at or after position ``first``."""
+        """A message for this queue was published at or after position ``first``."""
         if self.caught_up:
             self.state.look_from(first)
             self.caught_up = False
 
-    # --- what is asked about it
+    # --- figures
 
     def counting(self, most: int = 100_000) -> Iterator[str]:
-        """Count what waits, in steps of a few milliseconds, so that ``backlog`` has little left to do."""
+        """Count the backlog in steps of a few milliseconds, so that ``backlog`` has little left to do."""
         while self._count(most, 1):
             yield BUSY
 
     def losing(self, topics: tuple[str, ...]) -> Generator[str, None, int]:
-        """How many of those that wait a queue of these topics would not have; counted in steps, none handed out."""
+        """How many waiting messages the queue would lose with these topics. Counted in steps; nothing is delivered
+        meanwhile.
+        """
         if set(self.options.topics) <= set(topics):
             return 0
         wanted, either = self._bound_to(topics), self._bound_to((*self.options.topics, *topics))
@@ -288,7 +298,8 @@ class Queue:
         self._rebinding = True
         try:
             while at < (end := self._store.next):
-                last = end - at <= PIECE_MESSAGES  # in one go, or with what is published meanwhile it would never end
+                # the last stretch without a pause: otherwise new messages could keep this going for ever
+                last = end - at <= PIECE_MESSAGES
                 for bound, sign in ((either, 1), (wanted, -1)):
                     for count in self._backlog.pieces(at, end, *bound):
                         lost += sign * count
@@ -300,18 +311,18 @@ class Queue:
         return lost
 
     def drop(self, count: int) -> None:
-        """So many that waited will not be delivered: they are of topics that it no longer has."""
+        """Count waiting messages that will not be delivered, because the queue no longer has their topics."""
         self.counters.add("matched", count)
         self.counters.drop("filtered", count)
         self.dropped += count
 
     def backlog(self, most: int = 100_000) -> int:
-        """Messages not handed out yet, counted up to ``most``."""
+        """How many messages were not delivered yet, counted up to ``most``."""
         self._count(most, 1 << 62)
         return self._backlog.count
 
     def _count(self, most: int, most_looks: int) -> int:
-        """Go on counting what waits, up to ``most``; gives how many messages were looked at, none of them twice."""
+        """Continue to count the backlog, up to ``most``; returns how many messages were examined, each once."""
         self.pass_freed()
         if self.caught_up:
             self._backlog.restart(self._store.next)
@@ -325,20 +336,20 @@ class Queue:
         return self._backlog.certain and self._backlog.end >= self._store.next
 
     def recount(self) -> None:
-        """What waits has to be counted from the cursor again: it was moved, or other topics are wanted."""
+        """Count the backlog from the cursor again: the cursor was moved, or the topics have changed."""
         self._backlog.restart()
 
     def observe(self) -> int:
-        """Count a piece more of what waits and set the counters; gives how many messages were looked at."""
+        """Count one more piece of the backlog and set the counters; returns how many messages were examined."""
         state, end = self.state, self._store.next
         looked = self._count(1 << 62, 1)
         self.counters.set("depth", self._backlog.count + state.outstanding)
         self.counters.set("lag", 0 if self.caught_up else max(0, end - state.cursor))
-        self._say(self._standstill(self._backlog.count) or ("" if self._counted else "counting what waits"))
+        self._set_state_text(self._why_idle(self._backlog.count) or ("" if self._counted else "counting what waits"))
         return looked
 
-    def _standstill(self, backlog: int) -> str:
-        """Why nothing is handed out although something waits; empty when it is."""
+    def _why_idle(self, backlog: int) -> str:
+        """Why nothing is delivered although messages wait; empty if messages are delivered."""
         if self._trouble and time.time_ns() < self._trouble_until_ns:
             return self._trouble
         if self.options.paused:
@@ -351,13 +362,13 @@ class Queue:
             return f"no credit: {len(held)} consumer(s) hold {sum(held)} unacknowledged, {waits} wait"
         return ""
 
-    def _say(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
+    def _set_state_text(self, text: str) -> None:
+        if text != self._state_text:
+            self._state_text = text
             self.counters.state(text)
 
     def summary(self) -> dict[str, Any]:
-        """For listings: plain values."""
+        """Plain values for listings."""
         state = self.state
         backlog = self.backlog()
         return {
@@ -374,7 +385,7 @@ class Queue:
             "skipped": self._backlog.skipped,
             "dropped": self.dropped,
             "dead_lettered": self.dead_lettered,
-            "state": self._standstill(backlog),
+            "state": self._why_idle(backlog),
             "floor": state.floor,
             "cursor": state.cursor,
         }

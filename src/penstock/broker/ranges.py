@@ -71,7 +71,7 @@ class Range:
         for entry, stored_ns in zip(entries, times, strict=True):
             position, ordinal, timestamp_ns, offset, length, topic, *sizes = entry
             if offset + length + sum(sizes) > len(self.payload) or topic not in self.topics:
-                raise _wrong()
+                raise _protocol_error()
             at, parts = offset, []
             for size in (length, *sizes):
                 parts.append(bytes(self.payload[at : at + size]))
@@ -97,7 +97,7 @@ class Range:
             ends = near + sum(found[name].astype("i8") for name in lengths)
             known = numpy.isin(found["topic"], numpy.array(list(self.topics), "u4"))
             if (ends > len(self.payload)).any() or (near[1:] < ends[:-1]).any() or not known.all():
-                raise _wrong()
+                raise _protocol_error()
             self._entries = self._with_stored(found) if self.has_stored else found
         return self._entries
 
@@ -197,5 +197,5 @@ def non_negative_int(value: Any) -> int:
     return value
 
 
-def _wrong() -> ProtocolError:
+def _protocol_error() -> ProtocolError:
     return ProtocolError("a message of the range lies outside of its bytes, over another one or in no topic")

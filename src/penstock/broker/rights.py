@@ -3,7 +3,7 @@
 The file is TOML, readable by its owner alone::
 
     [[token]]
-    name = "north"                        # told in logs, never the token itself
+    name = "north"                     # shown in logs, never the token itself
     sha256 = "9f86d081884c7d65..."        # of the token; or  token = "..."
     publish = ["sensors.north.>"]         # topics it may publish to
     subscribe = ["sensors.>"]             # topics whose queues it may make and consume, and that it may fetch
@@ -130,7 +130,7 @@ class Tokens:
             raise InvalidArgument(f"{self.path}: others may read it; chmod 600 {self.path}")
         try:
             content = tomllib.loads(self.path.read_text())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number of thousands of digits
             raise InvalidArgument(f"{self.path}: {error}") from None
         entries = content.get("token", [])
         if set(content) - {"token"} or not isinstance(entries, list):
@@ -166,7 +166,7 @@ class Tokens:
         return hashlib.sha256(entry["token"].encode()).digest(), rights
 
     def _check(self, entry: dict[str, Any], number: int) -> None:
-        """Refuse what nobody could ever show, and what would match nothing."""
+        """Refuse a token that no client could send, and patterns that match nothing."""
         where = f"{self.path}: token {number}"
         if not re.fullmatch("[0-9a-fA-F]{64}", entry.get("sha256", "0" * 64)):
             raise InvalidArgument(f"{where}: sha256 has 64 hexadecimal digits")

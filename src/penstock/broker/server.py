@@ -1,7 +1,7 @@
 """Server: one loop over epoll that accepts, reads, commits once for all, confirms and delivers.
 
-A turn: whatever has come in on all connections is scanned and staged; one commit (one sync, without the GIL) makes it
-durable; replies leave; queues hand out what became visible. No thread, future or callback per message.
+A turn: the input of all connections is scanned and staged; one commit (one sync, without the GIL) makes it durable;
+replies are sent; queues deliver what became visible. No thread, future or callback per message.
 
 ``run`` is called by one thread, which does everything; ``stop`` may be called by any thread or signal handler.
 """
@@ -39,15 +39,17 @@ from penstock.broker.words import Disconnect
 from penstock.errors import InvalidArgument, PenstockError, RefusedError, StateError
 
 log = logging.getLogger("penstock.broker")
-HELLO_S = 10.0  # to show a token, or to finish the TLS handshake
+HELLO_S = 10.0  # time to show a token, or to finish the TLS handshake
 HOUSEKEEPING_S = 1.0
-OBSERVE_S = 0.002  # a turn, for counting what waits
+OBSERVE_S = 0.002  # seconds per turn for counting backlogs
 PAUSE_S = 0.02
-ACKNOWLEDGED_S = 0.005  # how often the peers' acknowledgements are looked for
-RETRY_S = 1.0  # after a step of the loop that failed
-TRIM_S = 10.0  # how often what all queues have passed is offered for freeing
+ACKNOWLEDGED_S = 0.005  # how often the kernel is asked what the peers have acknowledged
+RETRY_S = 1.0  # pause after a failed step of the loop
+TRIM_S = 10.0  # how often the store may free what all queues have passed
 TELL_FAILURE_S = 10.0
-COMMIT_BYTES = 64 << 20  # so much is not gathered further: a commit has a bound
+#: What a sync of a replicated store fails with when another broker leads, or this one may not wait for an answer.
+OTHER_LEADS = (errno.ESTALE, errno.ETIMEDOUT)
+COMMIT_BYTES = 64 << 20  # commit at once when this much is staged, so that a commit has a bound
 MAX_POLL_S = 5.0
 
 
@@ -73,8 +75,9 @@ class Server:
         leads: Callable[[], bool] | None = None,
         **journal_options: Any,
     ) -> None:
-        """``store`` makes a store other than a journal in ``directory``. Where ``leads`` says no, another broker has
-        its log: it ends at once, and hands nothing out before that."""
+        """``store`` creates a store other than a journal in ``directory``. When ``leads`` returns False, another broker
+        has taken over the log: this one ends at once and delivers nothing more.
+        """
         if not 0 <= port <= 65_535:
             raise InvalidArgument(f"port={port} must be 0 to 65535")
         if certificate is None and (key is not None or client_authority is not None):
@@ -113,8 +116,10 @@ class Server:
         self.connections: dict[int, Connection] = {}
         self._producers: dict[str, Connection] = {}
         self._touched: set[Connection] = set()
-        self._paused: dict[Connection, None] = {}  # not read from; those whose turn is longest ago first
-        self._unacknowledged: set[Connection] = set()  # the peer's TCP has not acknowledged what counts as taken then
+        # connections that are not read from now; the one that has waited longest comes first
+        self._paused: dict[Connection, None] = {}
+        # with messages that count as acknowledged once the peer's TCP has them
+        self._unacknowledged: set[Connection] = set()
         self._numbers = itertools.count(1).__next__
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
@@ -125,8 +130,8 @@ class Server:
         self._reload = False
         self._drain_until = 0.0
         self._housekeeping = 0.0
-        self._observing: Iterator[None] | None = None  # under way
-        self._observed = False  # whether the queues' counters tell what there is now
+        self._observing: Iterator[None] | None = None  # counting in progress
+        self._observed = False  # whether the queues' counters are up to date
         self._told_failure = -TELL_FAILURE_S
         self._trim_at = 0.0
         self._thread: threading.Thread | None = None
@@ -134,8 +139,8 @@ class Server:
         self.commits = 0
         self.failures = 0  # commits that failed
         self._unfinished: Unfinished[Connection] = Unfinished()
-        self.internal_errors = 0  # failures that nobody had foreseen
-        self._not_before: dict[str, float] = {}  # when a step of the loop that failed is tried again
+        self.internal_errors = 0  # unexpected errors
+        self._not_before: dict[str, float] = {}  # by step of the loop that failed: when it is tried again
         self.turns = 0
         self.accepted = 0
 
@@ -151,21 +156,22 @@ class Server:
             self._close()
 
     def start(self) -> Self:
-        """Serve in a thread of its own, for programs that embed a broker. Once: it cannot be opened again."""
+        """Serve in a thread of its own, for programs that embed a broker. It can be started only once."""
         if self._thread is not None or self._stop:
             raise StateError(f"this server {'was closed' if self._stop else 'is running'}: make another one")
-        atexit.register(self.close)  # while threads still run: native code must not be met by a dying interpreter
+        # runs while threads still exist: native code must not run while the interpreter shuts down
+        atexit.register(self.close)
         self._thread = threading.Thread(target=self.run, name="penstock-broker", daemon=True)
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """End gracefully: take no more, deliver what is under way, close. Any thread, any signal handler."""
+        """End gracefully: accept nothing new, deliver what is in progress, close. Any thread, any signal handler."""
         self._stop = True
         self.wake()
 
     def wake(self) -> None:
-        """Look again whether this broker leads. Any thread."""
+        """Wake the loop, which then checks whether this broker still leads. Any thread."""
         with contextlib.suppress(OSError, ValueError):  # closed already
             os.eventfd_write(self._wake, 1)
 
@@ -175,7 +181,7 @@ class Server:
         self.wake()
 
     def close(self) -> None:
-        """Stop, and wait for the thread that ``start`` made."""
+        """Stop, and wait for the thread that ``start`` created."""
         self.stop()
         atexit.unregister(self.close)
         if self._thread is not None:
@@ -245,14 +251,16 @@ class Server:
         if self.broker.delayed.state.next_time_ns <= now_ns:
             self._step("delayed messages", partial(self.broker.delayed.release, now_ns))
         self._commit()
-        self._output(ending=False)  # confirms do not wait for deliveries
-        # An ending broker waits for what was handed out; another one may lead since the commit began.
+        self._output(ending=False)  # send confirmations first, so that they do not wait for deliveries
+        # Deliver nothing new while draining, nor if another broker has taken over since the commit began.
         if not self.draining and self.broker.may_hand_out and self._leads():
             self._step("delivery", self._pump)
         self._output()
 
     def _step(self, name: str, act: Callable[[], None]) -> None:
-        """A step of the loop that is no client's: what goes wrong in it is tried again later, never the end of all."""
+        """Run a step of the loop that belongs to no client. After an unexpected error it is tried again later; the loop
+        goes on.
+        """
         before, now = self.broker.changes, time.monotonic()
         if now < self._not_before.get(name, 0.0):
             return
@@ -261,7 +269,7 @@ class Server:
         except OSError:
             raise
         except Exception:
-            if not self.broker.tripped:  # else that one queue waits
+            if not self.broker.tripped:  # otherwise only that queue waits, not the whole step
                 self._not_before[name] = now + RETRY_S
             self._note_fault(name)
             if self.broker.changes != before:
@@ -279,7 +287,7 @@ class Server:
                 self._drop(consumer)
 
     def _observe(self) -> None:
-        """A step at least: while long work goes on its counters are set too."""
+        """Do at least one step, so that counters are updated during long work too."""
         end = time.monotonic() + OBSERVE_S
         observing, self._observing = self._observing, None
         for _ in observing or ():
@@ -301,7 +309,8 @@ class Server:
         return max(0.0, min(timeout, due_ns / 1e9))
 
     def _event(self, connection: Connection, mask: int) -> None:
-        if mask & select.EPOLLHUP and not connection.reset:  # both directions are over: it was reset
+        # both directions are closed: the peer has reset the connection
+        if mask & select.EPOLLHUP and not connection.reset:
             connection.end_output()
         if mask & (select.EPOLLOUT | select.EPOLLHUP):
             self._touched.add(connection)
@@ -317,7 +326,7 @@ class Server:
             self._watch(connection)
 
     def _note_unfinished(self, connection: Connection, size: int) -> None:
-        """Messages that are not whole are kept in memory, so all of them together have a bound."""
+        """Note how much of an incomplete message is in memory; all connections together have a bound."""
         now = time.monotonic()
         self._unfinished.note(connection, size, now)
         most = max(self.limits.max_unfinished_bytes, 2 * self.limits.max_message_bytes)
@@ -329,7 +338,7 @@ class Server:
             self._end(slowest, text)
 
     def _serve(self, connection: Connection, act: Callable[[], None]) -> None:
-        """Do something for one connection: what goes wrong is that connection's, never the end of all."""
+        """Run ``act`` for one connection. An error in it ends this connection only."""
         before = self.broker.changes
         try:
             act()
@@ -347,8 +356,9 @@ class Server:
             self._fault(connection, self.broker.changes != before)
 
     def _fault(self, connection: Connection, changed: bool) -> None:
-        """Something failed that nobody had foreseen: the connection is closed; where shared state had changed already,
-        it is taken from the log again, and nothing of this turn is confirmed."""
+        """Handle an unexpected error: close the connection. If shared state had changed already, load it from the log
+        again; nothing of this turn is confirmed.
+        """
         self._note_fault(connection.peer)
         if not changed:
             try:
@@ -363,7 +373,9 @@ class Server:
     def _reopen(
         self, code: str = "unavailable", text: str = "the broker takes its state from the log again; nothing was stored"
     ) -> None:
-        """Take the state from the log again. Who numbers its messages is cut off and sends them again by itself."""
+        """Load the state from the log again. Producers that number their messages are disconnected: they reconnect and
+        send the missing ones again.
+        """
         for connection in list(self.connections.values()):
             if connection.session.producer and connection.session.confirms:
                 self._forget(connection)
@@ -379,18 +391,19 @@ class Server:
                 self._forget(connection)
                 connection.give_back()
         self._end_unconfirmed()
-        self.broker.reopen()  # a store that cannot be opened is the end
+        self.broker.reopen()  # if the store cannot be opened, the broker ends
         for connection in list(self.connections.values()):
             connection.session.attach()
 
     def _resume(self) -> None:
-        """Go on with connections that had to wait, and with commands that take more than a turn: at most TURN_S."""
+        """Continue connections that had to wait, and commands that take more than one turn, for at most TURN_S."""
         end = time.monotonic() + TURN_S
         busy = True
         while busy:
             busy = False
             for connection in list(self._paused):
-                if connection not in self._paused or connection.paused():  # dropped for the sake of one before it
+                # it may have been dropped while an earlier one was served
+                if connection not in self._paused or connection.paused():
                     continue
                 self._serve(connection, partial(self._go_on, connection))
                 busy = busy or (connection in self._paused and connection.could_go_on)
@@ -402,7 +415,7 @@ class Server:
         connection.scan()
         self._note_unfinished(connection, connection.scanner.buffered_bytes)
         if connection.paused() or connection.working:
-            self._paused[connection] = None  # behind the others
+            self._paused[connection] = None  # at the end of the line
         else:
             self._watch(connection)
 
@@ -421,7 +434,7 @@ class Server:
                 self._serve(connection, connection.session.flush)
 
     def _store(self) -> bool:
-        """Make what this turn has changed durable; False: it waits for the end of a commit in parts."""
+        """Make the changes of this turn durable. False: they will be, with the end of a commit in parts."""
         broker, large = self.broker, self.broker.large
         if large is not None and large.begun:
             broker.write_part()
@@ -435,20 +448,22 @@ class Server:
         if begins:
             broker.begin_large()
         elif large is not None:
-            for connection in self._paused:  # who waits for it goes on at once
+            for connection in self._paused:  # those that wait for the large commit continue at once
                 connection.busy = True
         return True
 
     def _fail(self, error: OSError) -> None:
-        """A commit failed: nothing of this turn is confirmed. After a failed sync the broker has to be started anew."""
-        if error.errno == errno.ENODATA:  # of a replicated store: opened again, it puts back what it has lost
+        """A commit failed: nothing of this turn is confirmed. After a failed sync the broker must be started again."""
+        # only a replicated store raises this: opening it again restores what it has lost
+        if error.errno == errno.ENODATA:
             log.error("the store is opened again: %s", error)
             self._reopen("unavailable", f"nothing was stored: {error}")
             return
         full = error.errno in DISK_FULL
         in_parts = self.broker.large is not None and self.broker.large.begun
         if self.broker.store.failed and not (in_parts and full):
-            log.critical("the journal failed and must be opened again: %s", error)
+            if error.errno not in OTHER_LEADS:  # of a replicated store: an ordinary take-over
+                log.critical("the journal failed and must be opened again: %s", error)
             raise error
         self.failures += 1
         now = time.monotonic()
@@ -458,7 +473,7 @@ class Server:
         self.broker.wants_room = self.broker.wants_room or full
         text = f"nothing was stored: {'the disk is full' if full else error.strerror or error}"
         code = "full" if full else "unavailable"
-        if in_parts:  # those that are on disk nobody has seen: opening anew takes them away
+        if in_parts:  # no reader has seen the parts that are on disk; opening again removes them
             self._reopen(code, text)
             return
         for connection in list(self.connections.values()):
@@ -466,13 +481,17 @@ class Server:
         self._end_unconfirmed()
 
     def _end_unconfirmed(self) -> None:
-        """Who numbers its messages, or is told nothing, learns by the end of the connection what was not stored."""
+        """Disconnect clients that learn of a failed commit only by a closed connection: producers that number their
+        messages, and clients without replies.
+        """
         for connection in list(self.connections.values()):
             if connection.session.failed and (connection.session.producer or not connection.session.hello):
                 self._end(connection, "")
 
     def _output(self, ending: bool = True) -> None:
-        """Send what is there; connections that end (``ending``) are then closed, so this comes after deliveries."""
+        """Send pending output. With ``ending``, connections that end are closed afterwards; call it so after
+        deliveries.
+        """
         touched, self._touched = self._touched, set()
         for connection in touched:
             if connection.ending and not ending:
@@ -481,10 +500,10 @@ class Server:
             if connection.descriptor in self.connections:
                 self._serve(connection, partial(self._send, connection))
             if connection.session.answers and self.broker.large is not None:
-                self._touched.add(connection)  # they wait for the end of a commit in parts
+                self._touched.add(connection)  # its answers wait for the end of a commit in parts
 
     def _settle(self) -> None:
-        """The kernel tells nobody that a peer has acknowledged: look."""
+        """Ask the kernel what the peers have acknowledged: there is no event for it."""
         for connection in list(self._unacknowledged):
             self._serve(connection, connection.settle)
             if not connection.unacknowledged:
@@ -503,7 +522,7 @@ class Server:
             self._watch(connection)
 
     def _touch(self, connection: Connection) -> None:
-        """It has output, or replies that become output after the commit."""
+        """Note that the connection has output, or replies that become output after the commit."""
         self._touched.add(connection)
 
     def _watch(self, connection: Connection) -> None:
@@ -511,7 +530,7 @@ class Server:
         self._epoll.modify(connection.descriptor, mask | (select.EPOLLOUT if connection.wants_write else 0))
 
     def _end(self, connection: Connection, reason: str) -> None:
-        """Close after what is pending has left; a client that does not read it does not hold the rest."""
+        """Close the connection when its pending output is sent. A client that does not read it delays nobody else."""
         connection.end(reason)
         self._watch(connection)
         self._touched.add(connection)
@@ -555,7 +574,7 @@ class Server:
                     self, sock, f"{address[0]}:{address[1]}", is_loopback(address[0]), self.connection_limits,
                     self._numbers, self._touch, self._tls,
                 )  # fmt: skip
-            except OSError as error:  # gone before it was taken
+            except OSError as error:  # the peer disconnected before it was accepted
                 log.debug("%s: %s", address[0], error)
                 sock.close()
                 continue
@@ -588,7 +607,7 @@ class Server:
                     self._drop(connection)
 
     def _drop_silent(self, now: float) -> None:
-        """Drop the connections whose peers are gone without a word; a third of the time between two looks at each."""
+        """Drop the connections whose peers have vanished; each is checked three times per time-out."""
         every_s = self.connection_limits.keepalive_s / PROBES
         for connection in list(self.connections.values()) if every_s else ():
             if now >= connection.look_at:
@@ -607,7 +626,7 @@ class Server:
             connection.scanner.forget_topics()
             rights = self.tokens.rights(connection.session.token or "")
             if rights is None:
-                connection.session.end()  # nothing more is handed out while what was leaves
+                connection.session.end()  # deliver nothing more while the pending output is sent
                 self._end(connection, "this token is not known any more")
                 continue
             session = connection.session
@@ -620,14 +639,14 @@ class Server:
     # --- what sessions ask for
 
     def rights_of(self, token: str | None, session: Session) -> Rights:
-        """What the token allows; Disconnect when it is no token."""
+        """What the token allows; raises Disconnect if it is not valid."""
         rights = self.tokens.rights(token or "")
         if rights is None:
             raise Disconnect("this token is not known" if token else "HELLO needs token=")
         return rights
 
     def take_over(self, producer: str, session: Session) -> None:
-        """An older connection of the producer is dropped, with whatever it sent and was not read yet."""
+        """Drop an older connection of the same producer, with its unread input."""
         old = self._producers.get(producer)
         if old is not None and old.session is not session:
             self._drop(old)
@@ -636,7 +655,7 @@ class Server:
                 self._producers[producer] = connection
 
     def evict_lost(self, queue: Queue) -> bool | None:
-        """Ask the consumers of a queue that is for one whether they are there."""
+        """Probe the consumers of an exclusive queue."""
         for connection in [found for found in self.connections.values() if queue.name in found.session.subscriptions]:
             there = connection.liveness.probe()
             if there is False:
@@ -649,14 +668,16 @@ class Server:
         return None
 
     def withdraw(self, session: Session, queue: Queue) -> None:
-        """A queue was given topics that this consumer may not read."""
+        """End a consumer whose queue has got topics that it may not read."""
         connection = next((found for found in self.connections.values() if found.session is session), None)
         if connection is not None:
             self._withdraw(connection, queue)
 
     def _withdraw(self, connection: Connection, queue: Queue) -> None:
-        """The connection ends, its client is told why; queues that it may still read it can ask for again."""
-        connection.session.end()  # nothing more is handed out while what was leaves
+        """Close the connection and tell its client why. The client may subscribe again to the queues that it may still
+        read.
+        """
+        connection.session.end()  # deliver nothing more while the pending output is sent
         if not connection.ending:
             self._end(connection, f"queue {queue.name} is not yours to read any more")
 

@@ -1,12 +1,10 @@
-"""The seam behind which messages are stored: a few methods, the embedded journal being the default.
-
-The broker knows messages by position alone, a number that grows, with or without gaps; it never assumes that it comes
-from a local file.
-A store is used by the broker's one loop thread.
+"""Store: the interface behind which messages are stored, and its default, an embedded journal. The broker knows
+messages only by position, an increasing number that may have gaps; it never assumes that there is a local file. A store
+is used by the broker's one loop thread.
 
 - ``stage`` takes messages and ``record`` takes state; ``commit`` makes all of it durable at once, or none of it.
-- ``read`` gives messages that are durable, as views of wherever they lie.
-- ``records`` gives back, after opening, what ``record`` took; a store may leave out what a later snapshot covers.
+- ``read`` returns durable messages, as views of the store's memory.
+- ``records`` returns, after opening, what ``record`` has stored; a store may leave out what a later snapshot covers.
 """
 
 from __future__ import annotations
@@ -52,14 +50,14 @@ class StoreStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How much is kept of what every queue has passed: so many bytes, or what is younger; or all of it."""
+    """How much to keep of what every queue has passed: a number of bytes, or a duration, or everything."""
 
     bytes: int | None = None
     age_s: float | None = None
 
     @property
     def forever(self) -> bool:
-        """Whether nothing is freed for having been passed."""
+        """Whether everything is kept."""
         return self.bytes is None and self.age_s is None
 
     @classmethod
@@ -77,19 +75,20 @@ class Keep:
 
 DEFAULT_KEEP = "1GiB"
 KEEP_NOTHING = Keep(bytes=0)
-ROLL_BYTES = 1 << 20  # a segment with less is not worth a new one
-STATE_BYTES, STATE_PART = 4 << 20, 8  # a segment with more state than this, and this part of all it has, is ended
-AHEAD_BYTES = 1 << 20  # the journal allocates so much ahead of its end
-MESSAGE_BYTES, INDEX_BYTES = 128, 64  # what goes around a message, about, and so much of it beside the log
-CACHED_NAMES = 65_536  # of topics that messages or filters go by
+ROLL_BYTES = 1 << 20  # a segment with less than this is not ended early
+# a segment is ended when it has more state than this, and state is at least an eighth of it
+STATE_BYTES, STATE_PART = 4 << 20, 8
+AHEAD_BYTES = 1 << 20  # how far the journal allocates ahead of its end
+MESSAGE_BYTES, INDEX_BYTES = 128, 64  # approximate overhead of a message, and the part of it that is in the index
+CACHED_NAMES = 65_536  # most topic names that are cached, for messages and for filters
 RESERVE_NAME = "reserve"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Store(Protocol):
-    """What the broker needs of whatever keeps its messages."""
+    """What the broker needs of a store."""
 
-    identity: str  #: changes when the store is made anew: positions of one identity mean nothing to another
+    identity: str  #: changes when the store is created again: positions of one identity mean nothing in another
 
     @property
     def next(self) -> int:
@@ -109,11 +108,11 @@ class Store(Protocol):
 
     @property
     def failed(self) -> bool:
-        """Whether it can store nothing any more until it is opened again."""
+        """Whether it can store nothing until it is opened again."""
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for messages: only state is to be stored, and what can be freed is to be freed."""
+        """Whether there is no room for messages: only state may be stored, and the caller should free what it can."""
 
     def stage(
         self,
@@ -125,7 +124,7 @@ class Store(Protocol):
         message_id: bytes = b"",
         timestamps_ns: Buffer = b"",
     ) -> Sequence[int]:
-        """Take a batch; the position of each message, as a ``range`` where there are no gaps.
+        """Stage a batch; returns the position of each message, as a ``range`` if there are no gaps.
 
         Its channels are the topics, unless one is given. Each message keeps its key, and its properties and message id
         (``batch_details``) unless others are given; ``more`` is added to the properties. ``timestamps_ns``: signed
@@ -133,15 +132,14 @@ class Store(Protocol):
         """
 
     def record(self, kind: int, data: bytes) -> None:
-        """Take a piece of state that goes with what is staged."""
+        """Stage a state record, to be stored with the staged messages."""
 
     def commit(self) -> None:
-        """Make everything taken durable and visible, in one step. OSError: nothing of it was."""
+        """Make everything staged durable and visible, in one step. OSError: nothing of it is."""
 
     def begin_parts(self) -> None:
-        """The next commit is a large one: what is staged for it is written in parts that nobody sees before.
-
-        Nothing else is staged yet. OSError, here, in ``write_part`` or in the commit: the store is to be opened again.
+        """Begin a large commit, which is written in parts that become visible only at its end. Nothing else may be
+        staged yet. After an OSError, here, in ``write_part`` or in the commit, the store must be opened again.
         """
 
     def write_part(self) -> None:
@@ -150,37 +148,38 @@ class Store(Protocol):
     def read(
         self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None
     ) -> tuple[Batch, int, int]:
-        """Durable messages at or after ``start`` (all topics, or those of patterns), where to go on from, and how many
-        positions from ``start`` on are not kept any more.
+        """Durable messages at or after ``start`` (all topics, or those of patterns), where to continue, and how many
+        positions from ``start`` on have been freed.
         """
 
     def find(self, *, ordinal: int | None = None, timestamp_ns: int | None = None, topic: str | None = None) -> int:
-        """The position of the first message at or after an ordinal (of a topic) or a time; the next one if none."""
+        """The position of the first message at or after an ordinal (of a topic) or a time; if there is none, the next
+        position.
+        """
 
     def records(self) -> Iterator[tuple[int, bytes]]:
-        """State taken since the last snapshot, in order."""
+        """The state records since the last snapshot, in order."""
 
     def identifiers(self, start: int) -> Iterator[tuple[Message, str]]:
         """The messages from ``start`` on that were staged with an id, and their ids."""
 
     def trim(self, below: int, queues: bool, urgent: bool) -> bool:
-        """Free what the store's rules let go; what lies below is needed by no queue (and whether there are any).
-
-        ``urgent``: the quota is reached, or the disk is full. True: more can be freed a little later.
+        """Free what the store's retention rules allow. No queue needs the positions before ``below``; ``queues``:
+        whether there are queues. ``urgent``: the quota is reached, or the disk is full. True: more can be freed a
+        little later.
         """
 
     def statistics(self) -> StoreStatistics:
         """Counts and bounds."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
 
 
 class Reserve:
-    """Room on the disk that is taken before it is needed, and given for what makes room when the disk is full.
-
+    """Disk space that is allocated in advance and released when the disk is full, for the writes that free other space.
     One part is for records (acknowledgements, queues), the other for beginning a new segment, so that the old one can
-    be freed. A partition that has not even this much is used without a reserve until it is full.
+    be freed. A partition without even this much space is used without a reserve.
     """
 
     FOR_ROLLING = 2 << 20
@@ -192,14 +191,14 @@ class Reserve:
         self._allocate()
 
     def give(self, left: int) -> None:
-        """The disk is full: give the room back but for so many bytes."""
+        """The disk is full: release the reserve except for ``left`` bytes."""
         self.given = True
         with contextlib.suppress(OSError):
             if self._path.stat().st_size > left:
                 os.truncate(self._path, left)
 
     def take(self) -> bool:
-        """Whether it is there, or could be taken again."""
+        """Whether the reserve exists, or could be allocated again."""
         if self.given:
             self.given = not self._allocate()
         return not self.given
@@ -240,7 +239,7 @@ class JournalStore:
         self.keep = KEEP_NOTHING if options.pop("retain_queues", False) else Keep.parse(str(keep))
         self.kept = "0" if self.keep is KEEP_NOTHING else str(keep)  #: what ``--keep`` says
         self._needs_queues = self.keep is KEEP_NOTHING
-        # A queue whose record is damaged would be gone without a word, so damage is refused.
+        # A queue whose record is damaged would disappear silently, so a damaged journal is refused.
         self._journal = Journal(directory, retain_queues=not self.keep.forever, refuse_damage=True, **options)
         self.mended_by = mended_by(self._journal.directory)
         self._journal.on_snapshot(snapshot, KINDS)
@@ -249,13 +248,14 @@ class JournalStore:
         self.topics: set[str] = set(self._journal.topics)
         self._ids: dict[tuple[str, ...], bytes] = {}
         self._filters: dict[tuple[str, ...], Any] = {}
-        self._ids_names = self._filters_names = 0  # in all of them together: a row of names is of any length
-        self._looked_bytes, self._looked_at = 0, 0.0  # of all but the active log, and when it was looked at
-        self._index_bytes = self._staged_bytes = 0  # since then, and for the next commit
-        # of the active segment, and of the snapshot that it began with
+        self._ids_names = self._filters_names = 0  # names in all cached rows together: a row may have any length
+        # bytes of all files but the active log, and when they were measured
+        self._looked_bytes, self._looked_at = 0, 0.0
+        self._index_bytes = self._staged_bytes = 0  # index bytes since then; bytes staged for the next commit
+        # state bytes of the active segment, and of the snapshot at its head
         self._state_bytes = sum(len(data) + MESSAGE_BYTES for _, data in self._journal.state_records())
         self._snapshot_bytes = 0
-        self._group: Transaction | None = None  # a commit in parts
+        self._group: Transaction | None = None  # the commit in parts that is in progress
         self._reserve = Reserve(self._journal.directory / RESERVE_NAME)
 
     def stage(
@@ -268,7 +268,7 @@ class JournalStore:
         message_id: bytes = b"",
         timestamps_ns: Buffer = b"",
     ) -> range:
-        """Copy the messages into the journal's staging: the one copy between socket and segment."""
+        """Copy the messages into the journal's staging buffer: the only copy between socket and segment."""
         names = batch_names(batch) if topic is None else (topic,)
         ids = self._ids.get(names)
         if ids is None:
@@ -291,7 +291,9 @@ class JournalStore:
         self._writer.stage_state(kind, data)
 
     def commit(self) -> None:
-        """One write, one sync. A new segment begins after it: only then is the broker's state what is on disk."""
+        """One write, one sync. A new segment is begun after the commit, because only then does the broker's state equal
+        what is on disk.
+        """
         self._staged_bytes = 0
         group, self._group = self._group, None
         try:
@@ -316,11 +318,11 @@ class JournalStore:
             self._group.spill(roll=False)
         except OSError as error:
             if error.errno in DISK_FULL:
-                self._reserve.give(0)  # opening again begins a segment before this one goes
+                self._reserve.give(0)  # opening again needs room for a new segment before this one can be removed
             raise
 
     def _roll(self, full: bool = True) -> None:
-        """Begin a new segment if the active one is full, or whatever it has."""
+        """Begin a new segment; with ``full``, only if the active one is full."""
         before = self._writer.end
         self._journal.roll(full=full)
         if not full or self._writer.end < before:
@@ -340,7 +342,8 @@ class JournalStore:
             if self._filters_names > CACHED_NAMES:
                 self._filters.clear()
                 self._filters_names = len(topics)
-            # Checked before, where they were said. The broker's own may be longer than those of its users.
+            # The patterns were checked when the client gave them. The broker's internal topics may be longer than
+            # users' topics.
             self._filters[topics] = None if ">" in topics else TopicFilter(list(topics))
         return self._filters[topics]
 
@@ -358,7 +361,7 @@ class JournalStore:
         return iter(self._journal.state_records())
 
     def identifiers(self, start: int) -> Iterator[tuple[Message, str]]:
-        """Those that are too long to be published with are left out."""
+        """Ids that are longer than publishing allows are left out."""
         while True:
             batch, following, _ = self.read(start, 4096, 1 << 40)
             for number, identifier in message_ids(batch, len(batch), MAX_NAME_BYTES):
@@ -368,26 +371,26 @@ class JournalStore:
             start = following
 
     def trim(self, below: int, queues: bool, urgent: bool) -> bool:
-        """Retention by age and size is the journal's own rule; what the queues have passed, the broker knows."""
+        """The journal itself applies retention by age and size; the broker says what the queues have passed."""
         journal = self._journal
-        if self._group is not None:  # no segment may begin or end in it
+        if self._group is not None:  # no segment may begin or end during a commit in parts
             return False
         passed: int | None = None
         if not self.keep.forever and (queues or not self._needs_queues):
             passed = below - 1
             if not (urgent or self.keep is KEEP_NOTHING):
-                passed = min(passed, self._spare() - 1)
+                passed = min(passed, self._first_to_keep() - 1)
         self._looked_at = 0.0
         removed = journal.retain(passed=passed, wait=False)
         unneeded = passed is not None and passed >= journal.frontier - 1 and journal.first < journal.frontier
         if unneeded and (urgent or self._writer.end >= ROLL_BYTES):
             if self._reserve.given:
                 self._reserve.give(0)
-            self._roll(full=False)  # nothing in the active segment is needed: end it, so that it can go
+            self._roll(full=False)  # nothing in the active segment is needed: end it, so that it can be removed
             return True
         return bool(removed)
 
-    def _spare(self) -> int:
+    def _first_to_keep(self) -> int:
         """The first position that ``--keep`` keeps."""
         if self.keep.age_s is not None:
             found = self._journal.find_time(time.time_ns() - int(self.keep.age_s * 1e9), None)
@@ -409,11 +412,13 @@ class JournalStore:
 
     @property
     def full(self) -> bool:
-        """From a write that found no room until the reserve could be taken again."""
+        """True from a write that found no room until the reserve can be allocated again."""
         return not self._reserve.take()
 
     def statistics(self) -> StoreStatistics:
-        """Bounds are exact, sizes are taken once a second; what is allocated ahead counts before it is."""
+        """Positions are exact; sizes are measured once a second and include space that is about to be allocated
+        ahead.
+        """
         journal = self._journal
         now = time.monotonic()
         if now - self._looked_at > 1.0:
@@ -424,7 +429,7 @@ class JournalStore:
             for entry in os.scandir(journal.directory):
                 if entry.name in apart:
                     continue
-                with contextlib.suppress(FileNotFoundError):  # freed meanwhile
+                with contextlib.suppress(FileNotFoundError):  # removed by retention meanwhile
                     self._looked_bytes += entry.stat().st_blocks * 512
         stored_bytes = self._looked_bytes + self._index_bytes + self._writer.end + self._staged_bytes + AHEAD_BYTES
         return StoreStatistics(journal.first, journal.frontier, stored_bytes, self._writer.commits)

@@ -1,8 +1,6 @@
-"""Unfinished: what has come in of messages that are not whole yet, of all connections. The broker's loop thread only.
-
-It is kept in memory, so all of it together has a bound. Where there is no room those go first that have brought the
-least of late, so that nobody keeps others out by beginning messages: not by sending nothing more, nor by sending a
-little.
+"""Unfinished: how much memory the incomplete messages of all connections use. The broker's loop thread only. Their sum
+has a bound. When it is reached, the connections that have sent the least lately are closed first, so that nobody can
+keep others out by beginning messages and then sending nothing, or very little.
 """
 
 from __future__ import annotations
@@ -11,19 +9,19 @@ import math
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-WINDOW_S = 1.0  # what "of late" is
+WINDOW_S = 1.0  # the time that "lately" means
 LEAST_BYTES = 65_536  # less than this is not worth closing a connection for
 
 Peer = TypeVar("Peer", bound=Hashable)
 
 
 class _Pace:
-    """How much one connection holds, and how fast it brings more."""
+    """How many bytes one connection has pending, and how fast it sends more."""
 
     def __init__(self, now: float) -> None:
         self.size = 0
         self._since, self._bytes, self._heard = now, 0, now
-        self._rate = math.inf  # of the last whole window; a message that has just begun is given one
+        self._rate = math.inf  # rate in the last full window; infinite for a message that has just begun
 
     def note(self, size: int, now: float) -> None:
         if size < self.size:  # another message
@@ -48,7 +46,7 @@ class Unfinished(Generic[Peer]):
         self._paces: dict[Peer, _Pace] = {}
 
     def note(self, peer: Peer, size: int, now: float) -> None:
-        """So much has come in of what is not whole."""
+        """Note how many bytes of an incomplete message a peer has sent."""
         pace = self._paces.get(peer)
         if pace is None:
             if not size:
@@ -65,7 +63,9 @@ class Unfinished(Generic[Peer]):
         self.total -= pace.size if pace is not None else 0
 
     def slowest(self, last: Peer, now: float) -> Peer | None:
-        """Whoever has brought the least of late; among equals ``last``, who has just sent, then who holds most."""
+        """The peer that has sent the least lately; among equals ``last``, which has just sent, then the one with the
+        most bytes.
+        """
         large = [(peer, pace) for peer, pace in self._paces.items() if pace.size > LEAST_BYTES]
         found = min(large, key=lambda item: (item[1].rate(now), item[0] != last, -item[1].size), default=None)
         return found[0] if found is not None else None

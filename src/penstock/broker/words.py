@@ -113,7 +113,8 @@ def encode_properties(properties: Mapping[str, str] | None) -> bytes:
     """A user's properties, encoded as they follow a message's data; without those of the broker."""
     if not properties:
         return b""
-    given = {key: value for key, value in properties.items() if key not in OWN_PROPERTIES}  # it came from a broker
+    # those of the broker are dropped: the message came from a broker
+    given = {key: value for key, value in properties.items() if key not in OWN_PROPERTIES}
     for key in given:
         if isinstance(key, str) and key.startswith("$"):
             raise InvalidArgument(f"property {key!r}: names that begin with $ are the broker's own")

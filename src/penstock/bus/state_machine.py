@@ -157,7 +157,7 @@ class StateMachine:
         """Go to ``target`` now, from outside any handler."""
         if self._busy:
             raise StateError("a handler goes to another state by returning it")
-        self._go(target)
+        self._move_to(target)
 
     def _handle(self, message: Any) -> None:
         state: State | None = self.current
@@ -166,14 +166,14 @@ class StateMachine:
             if answer is None:
                 return
             if isinstance(answer, State):
-                self._go(answer)
+                self._move_to(answer)
                 return
             if answer is not PASS:
                 raise TypeError(f"a handler of {state!r} returned {answer!r}: None, PASS or a State is wanted")
             state = state.parent
         self.unhandled += 1
 
-    def _go(self, target: State) -> None:
+    def _move_to(self, target: State) -> None:
         if self._moving:
             raise StateError("an enter or exit action cannot itself go to another state")
         if target is self.current:

@@ -238,6 +238,7 @@ class Server(Handle):
                 request._cancelled = True
             self._lane.drop(way)
             return None
+        # A client sends nothing else; ignoring it keeps the server alive if one does.
         if envelope.kind is not Kind.REQUEST:
             self._lane.drop(way)
             return None

@@ -138,13 +138,13 @@ class PairedClient(ClientLane):
         self._counting = threading.Lock()
 
     def send(self, data: bytes, deadline: float | None) -> Hashable:
-        if not self._lock.acquire(timeout=_left(deadline)):
+        if not self._lock.acquire(timeout=_seconds_left(deadline)):
             raise TimeoutError(f"{self._place.base}: other calls wait for room")
         try:
             while True:
                 name = self._choose()
                 try:
-                    self._place.publish(self._writers[name], data, min(0.05, max(0.0, _left(deadline, 0.05))))
+                    self._place.publish(self._writers[name], data, min(0.05, max(0.0, _seconds_left(deadline, 0.05))))
                 except TimeoutError:
                     if deadline is not None and time.monotonic() >= deadline:
                         raise TimeoutError(f"{self._place.base}: the server is busy, no room for a request") from None
@@ -232,7 +232,7 @@ class PairedClient(ClientLane):
     def wait_ready(self, servers: int, timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while len(self._place.servers()) < servers:
-            left = _left(deadline, 0.02)
+            left = _seconds_left(deadline, 0.02)
             if left <= 0:
                 return False
             time.sleep(min(0.02, left))
@@ -271,7 +271,7 @@ class PairedServer(ServerLane):
     def receive(self, timeout: float | None) -> tuple[Any, Envelope] | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            message = self._requests.read(min(SWEEP_S, max(0.0, _left(deadline, SWEEP_S))))
+            message = self._requests.read(min(SWEEP_S, max(0.0, _seconds_left(deadline, SWEEP_S))))
             if message is not None:
                 data, waited_ns = bytes(message), time.time_ns() - message.timestamp_ns
                 message.release()
@@ -333,7 +333,7 @@ class PairedServer(ServerLane):
             self._writers.clear()
 
 
-def _left(deadline: float | None, otherwise: float = -1.0) -> float:
+def _seconds_left(deadline: float | None, otherwise: float = -1.0) -> float:
     """Seconds to a deadline, 0 at least; ``otherwise`` without one."""
     return otherwise if deadline is None else max(0.0, deadline - time.monotonic())
 

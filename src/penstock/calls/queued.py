@@ -179,7 +179,7 @@ class QueuedServer(ServerLane):
         try:
             envelope = aged(unpack(bytes(message)), time.time_ns() - message.timestamp_ns)
         except ProtocolError:
-            self._requests.ack(message)  # it would be redelivered for ever
+            self._requests.ack(message)  # otherwise it would be redelivered for ever
             raise
         return (message, envelope.origin), envelope
 

@@ -218,6 +218,8 @@ class StreamClient(ClientLane):
             else:
                 connection = socket.create_connection((address.host, address.port or 0), timeout)
         except TimeoutError:
+            # The call had less time than a connection may take, so the server may well be there: a time-out, not
+            # PeerGone.
             if timeout < self._connect_timeout:
                 raise TimeoutError(f"{address}: no connection in time") from None
             raise PeerGone(f"no server answers at {address} within {timeout:g} s") from None

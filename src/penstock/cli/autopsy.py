@@ -82,7 +82,7 @@ def _words(subject: str | None) -> str:
 
 
 def _about(death: Death, subject: str | None) -> Death | None:
-    """What of a death is asked for: all of a process, or its part in a channel."""
+    """The part of a death that was asked for: the whole process, or its handles of one channel."""
     if subject is None or (subject.isdigit() and death.pid == int(subject)):
         return death
     if subject.isdigit():
@@ -124,7 +124,7 @@ def _line(member: DeadMember) -> str:
 
 
 def _counters_line(member: DeadMember) -> str:
-    """Of a handle that is not of shared memory: what its counters said."""
+    """A line for a handle of another reach than shared memory, from its counters."""
     place = _block(member).place
     verb = {"publisher": "published at ", "subscriber": "read from "}.get(member.kind, f"{member.kind} ")
     parts = [f"{verb}{place}: {show.count_text(member.messages)}"]

@@ -17,8 +17,9 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import benchmarks_folder, show
+from penstock.cli import show
 from penstock.cli.bench_page import page, verdict
+from penstock.cli.commands import benchmarks_folder
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "in-process": ("bus",),

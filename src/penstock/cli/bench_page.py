@@ -40,7 +40,7 @@ text {{ fill: currentColor; font: 12px system-ui, sans-serif; }} .note {{ opacit
 
 
 def verdict(wish: dict[str, Any]) -> str:
-    """Whether a wish was reached, in words."""
+    """Whether a wish was reached, as text."""
     if wish["reached"] is None:
         return "not judged"
     return "reached" if wish["reached"] else "not reached"
@@ -69,14 +69,14 @@ def _bars(record: Record) -> str:
         for wish in result["wishes"]
     ]
     return (
-        f"<h2>{html.escape(record['question'])}{_less(results[0])}</h2>"
+        f"<h2>{html.escape(record['question'])}{_direction(results[0])}</h2>"
         f'<svg viewBox="0 0 {WIDTH} {24 * len(results) + 4}" role="img">{"".join(rows)}</svg>'
         f'<p class="note">{html.escape("; ".join(verdicts))}</p>'
     )
 
 
 def _curve(title: str, records: list[Record]) -> str:
-    """One line a candidate, both axes logarithmic: how it grows is the slope."""
+    """One line per candidate on two logarithmic axes, so that the slope shows how it grows."""
     series: dict[str, list[tuple[float, float]]] = {}
     for record in records:
         for result in record["results"]:
@@ -84,7 +84,7 @@ def _curve(title: str, records: list[Record]) -> str:
     if not series:
         return ""
     unit = next(result["unit"] for record in records for result in record["results"])
-    less = _less(next(result for record in records for result in record["results"]))
+    less = _direction(next(result for record in records for result in record["results"]))
     return f"<h2>{html.escape(title)}{less}</h2>" + _lines(series, records[0]["curve"]["axis"], unit)
 
 
@@ -102,7 +102,7 @@ def _distribution(record: Record) -> str:
 
 
 def _nines(percent: float) -> float:
-    """Where a percentile stands on an axis that gives the slowest their room: 90, 99 and 99.9 are a step apart."""
+    """The position of a percentile on an axis that stretches the slow end: 90, 99 and 99.9 are one step apart."""
     return 10 ** -math.log10(max(1 - percent / 100, 0.0005))
 
 
@@ -142,7 +142,7 @@ def _lines(
     return f'<svg viewBox="0 0 {WIDTH} {bottom}" role="img">{"".join(parts)}</svg>'
 
 
-def _less(result: Record) -> str:
+def _direction(result: Record) -> str:
     return " (less is better)" if result["unit"] == "s" else ""
 
 

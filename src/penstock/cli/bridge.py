@@ -30,8 +30,8 @@ def bridge(
         typer.Option(exists=True, dir_okay=False, help="The sink is a multiplexer; lines 'ID /NAME', the same on all."),
     ] = None,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many messages.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for a source that nobody can reach yet.")] = False,
-    report: Annotated[float, typer.Option(min=0.0, help="Seconds between lines that tell what passed; 0: none.")] = 5.0,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a source that cannot be reached yet.")] = False,
+    report: Annotated[float, typer.Option(min=0.0, help="Seconds between progress lines; 0: none.")] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
@@ -67,7 +67,7 @@ def bridge(
 
 
 def _serve(carrying: Bridge, report: float, as_json: bool) -> None:
-    """Until Ctrl-C, the end of the source, or an error, which ends the command."""
+    """Carry messages until Ctrl-C, the end of the source, or an error, which ends the command."""
     carrying.start()
     while not carrying.wait(report or 60.0):
         if report:

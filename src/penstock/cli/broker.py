@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -31,7 +32,7 @@ tasks = typer.Typer()  # penstock broker backup | restore: a directory of such a
 @tasks.command()
 def backup(
     directory: Annotated[Path, typer.Argument(help="The broker's directory; it may be running.")],
-    target: Annotated[Path, typer.Argument(help="Where the copy is, or is to be made.")],
+    target: Annotated[Path, typer.Argument(help="The directory of the copy; created if it does not exist.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print what was copied as one JSON object.")] = False,
 ) -> None:
     """Copy what is durable in a broker's directory, with queues and positions, while it runs; later only what is new.
@@ -46,7 +47,7 @@ def backup(
 @tasks.command()
 def restore(
     target: Annotated[Path, typer.Argument(help="Where the copy is.")],
-    directory: Annotated[Path, typer.Argument(help="A directory that is not there, or empty.")],
+    directory: Annotated[Path, typer.Argument(help="A directory that does not exist, or is empty.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print what was copied as one JSON object.")] = False,
 ) -> None:
     """Put a backup back; then start the broker on the directory.
@@ -79,17 +80,19 @@ class _BrokerCommand(TyperCommand):
 
 @app.command(cls=_BrokerCommand)
 def broker(
-    directory: Annotated[Path, typer.Argument(help="Where the journal is, or is to be made.")],
+    directory: Annotated[Path, typer.Argument(help="The journal's directory; created if it does not exist.")],
     port: Annotated[int, typer.Argument(min=0, max=65535, help="0 takes any free one; it is printed.")] = 9876,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     tokens: Annotated[Path | None, typer.Option(help="A file of tokens and rights (TOML, mode 600).")] = None,
     certificate: Annotated[Path | None, typer.Option(help="The server's certificate chain: switches TLS on.")] = None,
     key: Annotated[Path | None, typer.Option(help="The certificate's key, if not in the same file.")] = None,
-    client_authority: Annotated[Path | None, typer.Option(help="Clients must show a certificate of this one.")] = None,
+    client_authority: Annotated[
+        Path | None, typer.Option(help="Clients must present a certificate of this authority.")
+    ] = None,
     insecure: Annotated[bool, typer.Option(help="Listen beyond this machine without tokens.")] = False,
     quota: Annotated[str, typer.Option(metavar="SIZE", help="Refuse to publish past this: 10GiB; 0: none.")] = "0",
     max_message: Annotated[int, typer.Option(min=1, metavar="BYTES", help="The longest message.")] = 64 << 20,
-    max_topics: Annotated[int, typer.Option(min=1, help="Topics that there may be.")] = 100_000,
+    max_topics: Annotated[int, typer.Option(min=1, help="The most topics.")] = 100_000,
     max_rate: Annotated[float, typer.Option(min=0.0, help="Messages per second and connection; 0: any.")] = 0.0,
     max_connections: Annotated[int, typer.Option(min=1, help="Connections at a time.")] = 10_000,
     max_unacknowledged: Annotated[int, typer.Option(min=1, help="Messages that a consumer may hold.")] = 65_536,
@@ -97,16 +100,18 @@ def broker(
     retain_bytes: Annotated[
         int | None, typer.Option(min=0, metavar="BYTES", help="Free the oldest past this size.")
     ] = None,
-    keep: Annotated[str, typer.Option(help="Of what every queue has passed: a size, an age (7d), forever.")] = "1GiB",
-    retain_queues: Annotated[bool, typer.Option(help="Free all that every queue has passed: --keep 0.")] = False,
+    keep: Annotated[
+        str, typer.Option(help="How much to keep of what all queues have passed: a size, an age (7d), forever.")
+    ] = "1GiB",
+    retain_queues: Annotated[bool, typer.Option(help="Free everything that all queues have passed: --keep 0.")] = False,
     deduplication: Annotated[
-        float, typer.Option(min=0, max=1e9, metavar="SECONDS", help="How long message ids are known.")
+        float, typer.Option(min=0, max=1e9, metavar="SECONDS", help="How long message ids are remembered.")
     ] = 120.0,
     keepalive: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="A client unheard of for so long is gone; 0: never.")
+        float, typer.Option(min=0, metavar="SECONDS", help="A client silent for this long counts as gone; 0: never.")
     ] = 15.0,
     drain: Annotated[
-        float, typer.Option(min=0, max=1e9, metavar="SECONDS", help="Wait so long for consumers when ending.")
+        float, typer.Option(min=0, max=1e9, metavar="SECONDS", help="How long to wait for consumers when ending.")
     ] = 5.0,
     sync: Annotated[bool, typer.Option(help="Sync to disk before confirming.")] = True,
     store: Annotated[
@@ -116,13 +121,14 @@ def broker(
         bool, typer.Option("--standby", help="Lead only while no other broker of the stream does; else stand by.")
     ] = False,
     lease: Annotated[
-        float, typer.Option(min=0.5, max=3600, metavar="SECONDS", help="Others stand by so long for who leads.")
-    ] = 2.0,
+        float | None,
+        typer.Option(min=0.5, max=3600, metavar="SECONDS", help="How long the others wait for a silent leader (2)."),
+    ] = None,
     seed: Annotated[bool, typer.Option("--seed", help="First copy what DIRECTORY has to the empty stream.")] = False,
     store_authority: Annotated[
-        Path | None, typer.Option(help="The cluster's certificates are of this one: TLS.")
+        Path | None, typer.Option(help="The authority that signed the cluster's certificates; switches TLS on.")
     ] = None,
-    store_certificate: Annotated[Path | None, typer.Option(help="Shown to the cluster.")] = None,
+    store_certificate: Annotated[Path | None, typer.Option(help="The certificate to present to the cluster.")] = None,
     store_key: Annotated[Path | None, typer.Option(help="Its key, if not in the same file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print where it listens as one JSON object.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log connections too.")] = False,
@@ -148,12 +154,14 @@ def broker(
     journal_options |= {"keep": keep, "sync": sync, "max_message_bytes": max_message}
     if standby and (store is None or port == 0):
         raise InvalidArgument("--standby goes with --store ADDRESS and a port other than 0, which clients know")
+    _check_store(store, standby=standby, lease=lease, seed=seed, sync=sync)
+    if standby:
+        _check_place(directory, host, port)
     replica = None
     if store is not None:
         replica = _replica(directory, store, store_authority, store_certificate, store_key)
         if seed:
             _seed(directory, replica)
-        journal_options["sync"] = True
 
     def serve(replica: Replica | None, leads: Callable[[], bool] | None = None) -> Server:
         return Server(
@@ -192,14 +200,33 @@ def broker(
 
     if standby:
         assert replica is not None
-        _take_turns(directory, replica, f"{host}:{port}", lease, serve, tell, drain)
+        _take_turns(directory, replica, f"{host}:{port}", lease or 2.0, serve, tell, drain)
     else:
         _run(serve(replica), replica, tell, drain)
     print("ended", file=sys.stderr)
 
 
+def _check_store(store: str | None, *, standby: bool, lease: float | None, seed: bool, sync: bool) -> None:
+    """Refuse options that would do nothing."""
+    if lease is not None and not standby:
+        raise InvalidArgument("--lease goes with --standby")
+    if seed and store is None:
+        raise InvalidArgument("--seed goes with --store ADDRESS")
+    if store is not None and not sync:
+        raise InvalidArgument("--no-sync does not go with --store: the cluster confirms what it has on disk")
+
+
+def _check_place(directory: Path, host: str, port: int) -> None:
+    """Refuse now what a broker that stands by could not have when it is needed."""
+    from penstock.broker.endpoint import listen
+    from penstock.replica.standby import check_directory
+
+    listen(host, port, "each broker of a group needs its own").close()
+    check_directory(directory)
+
+
 def _run(server: Server, replica: Replica | None, tell: Callable[[Server], None], drain_s: float) -> None:
-    """Until a signal ends it."""
+    """Serve until a signal ends it."""
 
     def stop(*_: object) -> None:
         server.stop()
@@ -213,7 +240,7 @@ def _run(server: Server, replica: Replica | None, tell: Callable[[Server], None]
     except OSError:
         if replica is None or replica.fault is None:
             raise
-        raise replica.fault from None  # says what is behind it
+        raise replica.fault from None  # the error of the store, which is the cause
     finally:
         if replica is not None:
             replica.close()
@@ -229,20 +256,18 @@ def _take_turns(
     drain_s: float,
 ) -> None:
     """Stand by and lead in turn with the other brokers of the stream, until a signal ends it."""
-    from penstock.broker.endpoint import listen
     from penstock.cli.lead import Turns
     from penstock.replica.lease import Lease
     from penstock.replica.standby import lease_stream
 
-    host, _, port = address.rpartition(":")
-    listen(host, int(port)).close()  # what cannot be had is told now, not when this broker is needed
     blocks = cast("JetStream", replica.blocks)
     place = lease_stream(blocks.target)
     place.open_patiently()
     turns = Turns(directory, blocks, Lease(place, address, lease_s), serve, tell, drain_s)
-    _on_signals(turns.stop, turns.reload)
+    _on_signals(turns.end, turns.reload)
     try:
-        turns.run()
+        with contextlib.suppress(exits.Terminated):
+            turns.run()
     finally:
         place.close()
         blocks.close()

@@ -23,8 +23,8 @@ def call(
         str | None, typer.Argument(help="What to ask; '-' or nothing reads it from standard input.")
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for the answer; then code 3.")] = 30.0,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Ask so many times, one after the other.")] = 1,
-    wait: Annotated[float, typer.Option(min=0.0, help="Wait so many seconds for a server to be there first.")] = 0.0,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Call this many times, one after the other.")] = 1,
+    wait: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for a server first.")] = 0.0,
     option: OptionList = None,
     as_json: Annotated[bool, typer.Option("--json", help="Each answer as one JSON object a line.")] = False,
 ) -> None:

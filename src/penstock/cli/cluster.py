@@ -20,12 +20,12 @@ app = typer.Typer()
 
 @app.command()
 def cluster(
-    directory: Annotated[Path, typer.Argument(help="Where the nodes keep what they have.")],
+    directory: Annotated[Path, typer.Argument(help="The directory for the nodes' data.")],
     nodes: Annotated[int, typer.Option(help="1, 3 or 5.")] = 3,
     stream: Annotated[str, typer.Option(help="The stream to be made.")] = "penstock",
     certificate: Annotated[Path | None, typer.Option(help="The nodes' certificate chain: switches TLS on.")] = None,
     key: Annotated[Path | None, typer.Option(help="The certificate's key.")] = None,
-    authority: Annotated[Path | None, typer.Option(help="What the nodes' certificate is verified with.")] = None,
+    authority: Annotated[Path | None, typer.Option(help="The authority that verifies the nodes' certificates.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the address as one JSON object.")] = False,
 ) -> None:
     """Run a cluster on this machine for trying: prints the address for [green]penstock broker --store[/] once it is up.

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import COMMANDS, configuration, show
+from penstock.cli import configuration, show
+from penstock.cli.commands import COMMANDS, HELP
 from penstock.errors import InvalidArgument, nearest
 from penstock.secrecy import hidden_values
 
@@ -21,7 +22,7 @@ def config() -> None:
 
 @app.command("show")
 def show_(
-    every: Annotated[bool, typer.Option("--all", help="Also options that nobody has set.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also show options that are not set.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a value.")] = False,
 ) -> None:
     """Print each configured value and its origin: a file, a variable, or the command itself. Tokens are not shown.
@@ -72,7 +73,7 @@ def _rows(every: bool) -> list[tuple[str, str, Any, str]]:
 
 def _options(name: str) -> dict[str, Any]:
     """The options of a command with their own defaults; none for a group of commands."""
-    from penstock.cli import HELP, group
+    from penstock.cli import group
 
     command = group.application(COMMANDS, HELP).real(name)
     if hasattr(command, "commands"):

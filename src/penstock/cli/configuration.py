@@ -64,7 +64,7 @@ def read_file(path: Path) -> dict[str, dict[str, Any]]:
         raise InvalidArgument(f"{path}: larger than {MAX_FILE_BYTES} bytes, which no configuration is")
     try:
         tables = tomllib.loads(raw.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{path}: {error}") from None
     for name, table in tables.items():
         if not isinstance(table, dict):
@@ -83,7 +83,7 @@ def settings() -> Iterator[Setting]:
 
 def _variables(environment: Mapping[str, str]) -> Iterator[Setting]:
     """``PENSTOCK_SUB_FORMAT=json`` sets ``format`` of ``sub``."""
-    from penstock.cli import COMMANDS
+    from penstock.cli.commands import COMMANDS
 
     for name, value in sorted(environment.items()):
         prefix, _, rest = name.partition("_")

@@ -21,13 +21,15 @@ app = typer.Typer()
 @app.command()
 def delay(
     address: AddressArgument,
-    window: Annotated[int, typer.Option(min=1, max=1_000_000, help="Messages that the figures reach back.")] = 1000,
+    window: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="How many of the last messages the figures cover.")
+    ] = 1000,
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between two lines.")] = 1.0,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many lines.")] = None,
     timeout: Annotated[
         float | None, typer.Option(min=0.0, help="End with code 3 when nothing came for so long.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for a publisher that nobody can reach yet.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a publisher that cannot be reached yet.")] = False,
     option: OptionList = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
@@ -56,7 +58,7 @@ def delay(
             if fresh:
                 heard = time.monotonic()
             if timeout is not None and time.monotonic() - heard >= timeout:
-                exits.told(f"{shown}: nothing came for {timeout:g} s{silence.hint([address])}")
+                exits.told(f"{shown}: nothing came for {timeout:g} s{silence.hint([where])}")
                 raise typer.Exit(exits.TIME_OVER)
             if time.monotonic() >= due:
                 due += every
@@ -65,7 +67,7 @@ def delay(
                     printed += 1
                 elif not silence_told:
                     silence_told = True
-                    silence.tell(shown, subscriber)
+                    silence.tell(shown, subscriber, where)
 
 
 def _from_now(where: str) -> dict[str, Any]:

@@ -15,13 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from penstock.cli import EXTRAS, exits, show
+from penstock.cli import exits, show
+from penstock.cli.commands import EXTRAS
 
 app = typer.Typer()
 
@@ -49,7 +49,9 @@ def doctor(
     store_monitor: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="A node's monitoring port, http://HOST:8222; several.")
     ] = None,
-    store_authority: Annotated[Path | None, typer.Option(help="The cluster's certificates are of this one.")] = None,
+    store_authority: Annotated[
+        Path | None, typer.Option(help="The authority that signed the cluster's certificates.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a finding.")] = False,
 ) -> None:
     """Check this machine and say what to do: native core, shared memory, limits, Java, Spark, ports, clock.
@@ -61,7 +63,7 @@ def doctor(
     """
     bad = False
     console = show.console()
-    for check in CHECKS if store is None else (partial(_cluster, store, store_monitor or [], store_authority),):
+    for check in CHECKS if store is None else (_cluster(store, store_monitor or [], store_authority),):
         for finding in _guarded(check):
             bad = bad or finding.verdict == "bad"
             if as_json:
@@ -81,7 +83,7 @@ def _guarded(check: Check) -> Iterator[Finding]:
     try:
         yield from check()
     except Exception as error:
-        name = getattr(check, "__name__", "cluster").strip("_").replace("_", " ")
+        name = check.__name__.strip("_").replace("_", " ")
         yield Finding(name, "bad", f"could not be checked: {type(error).__name__}: {error}")
 
 
@@ -226,14 +228,19 @@ def _clock() -> Iterator[Finding]:
         )
 
 
-def _cluster(address: str, monitors: list[str], authority: Path | None) -> Iterator[Finding]:
+def _cluster(address: str, monitors: list[str], authority: Path | None) -> Check:
+    """The check of a cluster; an address that cannot be right is refused before."""
     from penstock.cli.broker import STORE_TOKEN
     from penstock.replica import health
     from penstock.replica.stream import Target, tls_context
 
     target = Target.parse(address, tls_context(authority, None, None), os.environ.get(STORE_TOKEN, ""))
-    for finding in health.look(target, monitors):
-        yield Finding("cluster", *finding)
+
+    def cluster() -> Iterator[Finding]:
+        for finding in health.look(target, monitors):
+            yield Finding("cluster", *finding)
+
+    return cluster
 
 
 CHECKS: tuple[Check, ...] = (

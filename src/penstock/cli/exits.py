@@ -33,25 +33,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+from penstock.cli.signals import ENDING, handle
 from penstock.errors import InvalidArgument, PenstockError, describe, nearest
 from penstock.printable import printable
 
 __all__ = [
     "FAILED", "USAGE", "TIME_OVER", "WRONG", "NOT_INSTALLED", "INTERRUPTED", "STOPPED",
-    "Terminated", "choice", "end_at_once", "ending", "escape_logs", "guard", "let_output_vanish", "log_to_stderr",
+    "Terminated", "choice", "ending", "escape_logs", "guard", "let_output_vanish", "log_to_stderr",
     "need_output", "told", "undisturbed", "unwinding",
 ]  # fmt: skip
 
 FAILED, USAGE, TIME_OVER, WRONG, NOT_INSTALLED = 1, 2, 3, 4, 69
 INTERRUPTED, PIPE_CLOSED = 130, 141
-#: What a broker says to an argument that is wrong, as if the command itself had checked it.
+#: Refusal codes of a broker that mean a wrong argument, as if the command itself had checked it.
 WRONG_WORDS = ("bad_name", "bad_number", "bad_option", "unknown_queue")
-
-
-#: The signals that end a command.
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-Handler = Callable[[int, FrameType | None], Any]
 
 
 class Terminated(BaseException):
@@ -67,6 +62,8 @@ class Terminated(BaseException):
         return 128 + self.number
 
 
+OUTPUT = "standard output"
+
 #: Which of stdout and stderr were closed when this began.
 closed: set[str] = set()
 
@@ -79,19 +76,6 @@ def choice(value: str, valid: Sequence[str], option: str) -> str:
     if value not in valid:
         raise InvalidArgument(f"{option} {value!r} is not a choice; {nearest(value, valid)}")
     return value
-
-
-def end_at_once() -> None:
-    """Let Ctrl-C, SIGTERM and SIGHUP end the process at once, until a command begins: nothing is open yet.
-
-    An exception could be lost instead: Python prints and drops what is raised in a finaliser or a callback, and imports
-    run many of these.
-    """
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        os._exit(128 + number)
-
-    _handle(end, end)
 
 
 @contextmanager
@@ -113,7 +97,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def unwinding(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A command's function, from whose beginning on Ctrl-C, SIGTERM and SIGHUP unwind the stack."""
+    """Wrap a command's function: once it runs, Ctrl-C, SIGTERM and SIGHUP unwind the stack."""
 
     def raise_terminated(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
@@ -123,21 +107,14 @@ def unwinding(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def begun(*arguments: Any, **options: Any) -> Any:
         sys.unraisablehook = _send_again
-        _handle(signal.default_int_handler, raise_terminated)
+        handle(signal.default_int_handler, raise_terminated)
         return function(*arguments, **options)
 
     return begun
 
 
-def _handle(interrupted: Handler, terminated: Handler) -> None:
-    for number in ENDING:
-        # a shell's job in the background ignores Ctrl-C, and nohup's command SIGHUP
-        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, interrupted if number == signal.SIGINT else terminated)
-
-
 def _forget_terminal() -> None:
-    """Discard what is printed to a terminal that is gone: the error of that must not disturb how a command ends."""
+    """Discard output to a terminal that is gone: its error must not change how a command ends."""
     for descriptor in (1, 2):
         looked = select.poll()
         looked.register(descriptor, 0)
@@ -198,7 +175,7 @@ def about(path: Path) -> Iterator[None]:
 
 
 def told(text: str) -> None:
-    """One line on standard error, in red where that is a terminal; what a peer or a file put into it is escaped."""
+    """Print one line on standard error, in red on a terminal; text of peers and files is escaped."""
     line = f"penstock: {printable(text)}"
     try:
         if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
@@ -209,14 +186,14 @@ def told(text: str) -> None:
 
 
 class _Printable(logging.Formatter):
-    """Escapes what a peer, a file or a program put into a line."""
+    """Escapes text of peers, files and programs in log lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 class _Named(_Printable):
-    """Says whose a line is that is not Penstock's own: a library's, or a program's."""
+    """Adds the logger's name to lines that are not Penstock's own: a library's, or a program's."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if record.name.partition(".")[0] not in ("penstock", "root"):
@@ -225,14 +202,14 @@ class _Named(_Printable):
 
 
 def log_to_stderr(text: str | None = None, level: int = logging.WARNING) -> None:
-    """What rooms log goes to standard error."""
+    """Send the rooms' log lines to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Named("penstock: %(message)s") if text is None else _Printable(text))
     logging.basicConfig(level=level, handlers=[handler])
 
 
 def escape_logs() -> None:
-    """Also where a command has not called ``log_to_stderr``."""
+    """Escape log lines, also if a command has not called ``log_to_stderr``."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Printable("%(message)s"))
 
@@ -248,8 +225,8 @@ def ending() -> Iterator[None]:
         if getattr(sys, name) is None:
             closed.add(name)
             setattr(sys, name, _closed_stream(1 if name == "stdout" else 2))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a payload that it cannot encode is no failure
+    if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout = _named(sys.stdout)
     try:
         yield
         code = 0
@@ -262,15 +239,36 @@ def ending() -> Iterator[None]:
     except Terminated as end:
         code = end.code
     except OSError as error:
-        told(_said(error))
+        _tell(error)
         code = FAILED
     raise SystemExit(_flushed(code))
 
 
-def _closed_stream(descriptor: int) -> TextIO:
-    """In the place of a stream that was closed when this began: writing to standard output fails, to the other is vain.
+class _Output(io.FileIO):
+    """Standard output; its errors name it."""
 
-    The descriptor must be taken, or the next file that is opened gets it and with it what is printed.
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = OUTPUT
+            raise
+
+
+def _named(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    raw = _Output(1, "w", closefd=False)
+    return io.TextIOWrapper(
+        raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors="backslashreplace",  # a payload that cannot be encoded is no failure
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def _closed_stream(descriptor: int) -> TextIO:
+    """Replaces a stream that was closed at the start: writing to standard output fails, to standard error does nothing.
+    The descriptor must be occupied, otherwise the next file that is opened gets it, and everything that is printed.
     """
     flags = os.O_RDONLY if descriptor == 1 else os.O_WRONLY
     taken = os.open(os.devnull, flags)
@@ -280,21 +278,11 @@ def _closed_stream(descriptor: int) -> TextIO:
     return open(descriptor, "w", closefd=False)
 
 
-def _said(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.errno == errno.EBADF and "stdout" in closed:
-        return "standard output is closed: there is nowhere to print to"
-    if isinstance(error, OSError) and error.filename is None and error.errno and _output_fails(error.errno):
-        return f"standard output: {describe(error)}"
-    return describe(error)
-
-
-def _output_fails(number: int) -> bool:
-    """Whether an error without a name came from standard output: what it could not take still waits there."""
-    try:
-        sys.stdout.flush()
-    except OSError as again:
-        return again.errno == number
-    return False
+def _tell(error: BaseException) -> None:
+    nowhere = isinstance(error, OSError) and error.errno == errno.EBADF and "stdout" in closed
+    told(f"{OUTPUT} is closed: there is nowhere to print to" if nowhere else describe(error))
+    if nowhere or (isinstance(error, OSError) and error.filename == OUTPUT):
+        _forget_output()  # the unwritten rest is still buffered, and would fail again
 
 
 def _number(code: object) -> int:
@@ -304,15 +292,14 @@ def _number(code: object) -> int:
 
 
 def _flushed(code: int) -> int:
-    """The code to end with, once what was printed is written out or can never be."""
+    """The exit code, after the output was flushed, or can never be."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         code = PIPE_CLOSED
     except OSError as error:
-        if code == 0:
-            told(_said(error))
-            code = FAILED
+        _tell(error)
+        code = FAILED if code in (0, WRONG) else code  # the result of a check was lost with the output
         _forget_output()
     if code == PIPE_CLOSED:
         _forget_output()
@@ -343,12 +330,12 @@ def guard(extras: dict[str, str]) -> Iterator[None]:
     except (PenstockError, OSError, TimeoutError, ValueError, TypeError) as error:
         if os.environ.get("PENSTOCK_DEBUG"):
             raise
-        told(_said(error))
+        _tell(error)
         raise typer.Exit(_code(error)) from None
 
 
 def _code(error: BaseException) -> int:
-    if isinstance(error.__context__, ModuleNotFoundError):  # a room said it in its own words
+    if isinstance(error.__context__, ModuleNotFoundError):  # a room has explained the missing package itself
         return NOT_INSTALLED
     if isinstance(error, TimeoutError):
         return TIME_OVER

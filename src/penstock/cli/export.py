@@ -22,7 +22,7 @@ from penstock.cli import exits, show
 from penstock.cli.target import TopicOption
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.observe import decode
-from penstock.recording.span import Span, check_topics, located, reader, topic_names
+from penstock.recording.span import OPTIONS, Span, check_topics, located, reader, topic_names
 from penstock.recording.story import STORY, parts, read_story
 from penstock.recording.tables import Columns, Described
 from penstock.types import Schema
@@ -38,7 +38,7 @@ app = typer.Typer()
 
 
 Chosen = Iterator[tuple["Journal", "Message"]]
-SCHEMA_KEY = "penstock_schema"  # of a channel's metadata in MCAP: the schema's text, whatever language it is in
+SCHEMA_KEY = "penstock_schema"  # key in a channel's metadata in MCAP: the schema's text, in any language
 
 
 class Kind(enum.StrEnum):
@@ -62,7 +62,7 @@ def export(
     start: Annotated[
         str | None, typer.Option("--from", help="Begin here: an ISO time, or 10s after the start.")
     ] = None,
-    length: Annotated[str | None, typer.Option("--for", help="So much of it: 30s, 5m.")] = None,
+    length: Annotated[str | None, typer.Option("--for", help="Only this much: 30s, 5m.")] = None,
     feature: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=TOPIC[:FIELD]", help="lerobot: a feature, such as 'action=commands:target'."),
@@ -100,11 +100,11 @@ def export(
     journals = [reader(folder) for folder in parts(directory)]
     try:
         check_topics(journals, topic)
-        chosen = located(journals, topic, Span.of(journals, start, length))
+        chosen = located(journals, topic, Span.of(journals, start, length, OPTIONS))
         described = Described(journals)
         topics = {name for journal in journals for name in topic_names(journal, topic)}
         fields = Fields(described, () if to is Kind.MCAP else sorted(topics))
-        with _beside(target) as file:
+        with _replacing(target) as file:
             if to is Kind.MCAP:
                 count = _mcap(chosen, file, described, fields, described.topics(topic))
             else:
@@ -116,7 +116,7 @@ def export(
     for name, (number, reason) in fields.failed.items():
         told = f"{name}: {show.number_of(number, 'message')} not of the topic's type"
         exits.told(f"{told}; the bytes are kept {kept}. The first: {reason}")
-    if as_json:  # beside the data, not in it
+    if as_json:  # on standard error if the data goes to standard output
         show.print_json({"file": str(target), "messages": count}, sys.stderr if str(target) == "-" else sys.stdout)
     elif str(target) != "-":
         print(f"wrote {show.count_text(count)} messages to {target}", file=sys.stderr)
@@ -145,7 +145,9 @@ def _lerobot(
     for gap in read_story(directory).missing():
         exits.told(f"{directory}: {gap}")
     start, length = span
-    done = lerobot.write(directory, target, features, fps=fps, episodes=episodes, task=task, start=start, length=length)
+    done = lerobot.write(
+        directory, target, features, fps=fps, episodes=episodes, task=task, start=start, length=length, names=OPTIONS
+    )
     if done.empty:
         exits.told(f"{show.number_of(len(done.empty), 'episode')} without a frame left out: {done.empty}")
     if as_json:
@@ -156,10 +158,11 @@ def _lerobot(
 
 
 @contextlib.contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    """A file beside the target, which becomes the target when all is written: what was there stays until then, and half
-    a file never has its name."""
-    if str(target) == "-" or (target.exists() and not target.is_file()):  # a pipe, a device
+def _replacing(target: Path) -> Iterator[Path]:
+    """A temporary file that replaces the target when it is complete: the old file stays until then, and an incomplete
+    file never has its name.
+    """
+    if str(target) == "-" or (target.exists() and not target.is_file()):  # a pipe or a device cannot be replaced
         yield target
         return
     beside = target.with_name(f".{target.name}.{os.getpid()}.part")
@@ -172,7 +175,7 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def _open(target: Path) -> IO[str]:
-    """The file, or standard output, where half a character (JSON can say one) is escaped instead of refused."""
+    """Open the file, or standard output. A lone surrogate, which JSON can contain, is escaped instead of refused."""
     if str(target) != "-":
         return target.open("w", encoding="utf-8", errors="backslashreplace", newline="")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -181,7 +184,7 @@ def _open(target: Path) -> IO[str]:
 
 
 class Fields:
-    """The columns of the described topics, side by side, and what stands in them."""
+    """The columns of all topics with a schema, side by side, and their values."""
 
     def __init__(self, described: Described, topics: Iterable[str]) -> None:
         self._columns: dict[str, Columns] = {}
@@ -190,10 +193,11 @@ class Fields:
                 continue
             try:
                 self._columns[name] = described.columns(name)
-            except (PenstockError, ModuleNotFoundError) as error:  # somebody's own codec, a package that is missing
+            except (PenstockError, ModuleNotFoundError) as error:  # a user's own codec, or a missing package
                 exits.told(f"{name}: its fields are not read, the bytes are kept as payload: {error}")
-        self.failed: dict[str, tuple[int, str]] = {}  #: by topic, how many messages are not of its type, and the first
-        self._first: dict[str, int] = {}  # of each topic, the place of its first column
+        #: by topic, how many messages do not match its schema, and the first error
+        self.failed: dict[str, tuple[int, str]] = {}
+        self._first: dict[str, int] = {}  # by topic, the index of its first column
         self.all: list[tuple[str, Shape]] = []  #: every column
         for name, columns in self._columns.items():
             self._first[name] = len(self.all)
@@ -201,7 +205,9 @@ class Fields:
             self.all += [(f"{head}{field}", shape) for field, shape in columns.fields]
 
     def rows(self, journal: Journal, message: Message) -> list[list[Any]] | None:
-        """What the message puts into all columns, a row or several; None where it has none and its bytes are kept."""
+        """The rows of a message over all columns; None if its topic has no columns, or it does not match: then its
+        bytes are kept.
+        """
         name = message.channel or ""
         columns = self._columns.get(name)
         if columns is None:
@@ -216,7 +222,7 @@ class Fields:
         return [[*before, *row, *after] for row in found]
 
     def value(self, journal: Journal, message: Message) -> Any:
-        """The whole of it, as far as its topic is described and it is of that type; else None."""
+        """The decoded message; None if its topic has no schema, or it does not match."""
         columns = self._columns.get(message.channel or "")
         try:
             return None if columns is None else columns.read(journal, message)
@@ -225,13 +231,13 @@ class Fields:
             return None
 
     def note_failure(self, message: Message, error: ValueError) -> None:
-        """Count a message that is not of its topic's type."""
+        """Count a message that does not match its topic's schema."""
         name = message.channel or ""
         number, first = self.failed.get(name, (0, f"position {message.position}, {error}"))
         self.failed[name] = number + 1, first
 
     def labels(self, taken: Sequence[str]) -> list[str]:
-        """Their names; one that the table has already is ``value.NAME``."""
+        """The names of the columns; a name that the table already has becomes ``value.NAME``."""
         return [f"value.{name}" if name in taken else name for name, _ in self.all]
 
 
@@ -259,7 +265,7 @@ def _csv(chosen: Chosen, target: Path, fields: Fields) -> int:
     stream = _open(target)
     try:
         writer = csv.writer(stream)
-        plain = decode.printable if stream.isatty() else str  # a message must not steer the terminal
+        plain = decode.printable if stream.isatty() else str  # a message must not control the terminal
         leaves = [
             (at, label, path, part)
             for at, (name, (_, shape)) in enumerate(zip(fields.labels(CSV_COLUMNS), fields.all, strict=True))
@@ -284,7 +290,7 @@ def _csv(chosen: Chosen, target: Path, fields: Fields) -> int:
 
 
 def _leaves(label: str, shape: Shape, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], Shape]]:
-    """A struct's fields are columns of their own, all the way down."""
+    """The columns of a shape: nested structs are flattened."""
     if shape.kind != "struct":
         yield label, path, shape
     for name, part in shape.fields:
@@ -299,12 +305,12 @@ def _cell(value: Any, shape: Shape, plain: Callable[[str], str]) -> str:
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no such number, and CSV does: inf, nan
+        return str(value)  # inf and nan, which JSON does not have and CSV does
     return base64.b64encode(value).decode() if isinstance(value, bytes) else json_text(_as_json(value, shape))
 
 
 def _as_json(value: Any, shape: Shape) -> Any:
-    """What stands in a column as JSON has it: maps are objects, times are texts."""
+    """The value of a column for JSON: maps become objects, times become texts."""
     if value is None:
         return None
     if shape.kind == "struct":
@@ -314,7 +320,7 @@ def _as_json(value: Any, shape: Shape) -> Any:
     if shape.kind == "list":
         return [_as_json(one, shape.item or ANY) for one in value]
     if shape.kind == "any":
-        return json.loads(value)  # as itself, not as a text
+        return json.loads(value)  # the JSON value itself, not a text that contains it
     return iso_text(value, shape) if shape.kind.startswith("timestamp") else value
 
 
@@ -337,7 +343,7 @@ def _parquet(chosen: Chosen, target: Path, fields: Fields) -> int:
     with pyarrow.parquet.ParquetWriter(target, schema, compression="zstd") as writer:
         for read, rows in _chunks(chosen, fields):
             count += read
-            if not rows:  # messages of no rows at all
+            if not rows:  # no message has a row
                 continue
             columns = [list(column) for column in zip(*rows, strict=True)]
             arrays = [pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
@@ -348,7 +354,7 @@ def _parquet(chosen: Chosen, target: Path, fields: Fields) -> int:
 def _chunks(
     chosen: Chosen, fields: Fields, most: int = 20_000, most_bytes: int = 32 << 20
 ) -> Iterator[tuple[int, list[Any]]]:
-    """Rows, and of how many messages they are."""
+    """Chunks of rows, each with the number of messages that they come from."""
     rows: list[Any] = []
     size = read = 0
     nothing = [None] * len(fields.all)
@@ -375,7 +381,7 @@ def _mcap(chosen: Chosen, target: Path, schemas: Described, fields: Fields, topi
     with target.open("wb") as stream:
         writer = Writer(stream)
         writer.start(library="penstock")
-        channels: dict[tuple[str, str, str], int] = {}  # a topic may carry several encodings and versions
+        channels: dict[tuple[str, str, str], int] = {}  # a topic may have several encodings and versions
         for count, (journal, message) in enumerate(chosen, 1):  # noqa: B007 - the count is the result
             body = bytes(message)
             topic = message.channel or STORY
@@ -405,7 +411,7 @@ def _mcap(chosen: Chosen, target: Path, schemas: Described, fields: Fields, topi
                 data=body,
             )
         written = {(topic, text) for topic, _, text in channels}
-        for topic in topics:  # a type that no message has had yet is not lost
+        for topic in topics:  # keep also schemas that no message has used yet
             newest = schemas.newest(topic)
             if newest is not None and (topic, newest.text) not in written:
                 writer.register_channel(
@@ -423,13 +429,13 @@ class _Picture:
 
 
 class _Pictures:
-    """Images as viewers know them: ``foxglove.RawImage`` and ``foxglove.PointCloud``."""
+    """Converts images to the messages that viewers know: ``foxglove.RawImage`` and ``foxglove.PointCloud``."""
 
     def __init__(self) -> None:
         self._missing = False
 
     def __call__(self, message: Message) -> _Picture | None:
-        """None where it is neither, or the package that makes them is missing."""
+        """The converted image; None if it is not an image, or the package is missing."""
         if self._missing:
             return None
         try:
@@ -447,9 +453,11 @@ class _Pictures:
 
 
 def _mcap_schema(described: Schema) -> dict[str, Any]:
-    """What other programs understand: JSON Schema and protobuf's descriptors; else the text itself under our name."""
+    """The schema in a form that other programs understand: JSON Schema or protobuf descriptors; otherwise its text
+    under a name of our own.
+    """
     definition: Any = described.definition.get(described.language)
-    with contextlib.suppress(PenstockError, KeyError, TypeError, ValueError):  # a damaged one goes as it is
+    with contextlib.suppress(PenstockError, KeyError, TypeError, ValueError):  # a damaged schema is written unchanged
         if described.language == "jsonschema" and described.encoding == "json":
             shape = shape_of(described)  # without references, which viewers do not follow
             plain = json_schema(shape) if shape.kind in ("struct", "map") else definition
@@ -460,7 +468,7 @@ def _mcap_schema(described: Schema) -> dict[str, Any]:
 
 
 def _encoding(body: bytes) -> str:
-    """MCAP's name of it: its "json" is a JSON object in UTF-8, nothing else."""
+    """MCAP's name of the encoding: its "json" means a JSON object in UTF-8, nothing else."""
     try:
         return "json" if isinstance(decode.json_value(body), dict) else "application/octet-stream"
     except ValueError:

@@ -33,8 +33,8 @@ def foxglove(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     insecure: Annotated[bool, typer.Option(help="Listen beyond this machine: whoever reaches it sees all.")] = False,
-    paused: Annotated[bool, typer.Option(help="Begin without sending; a viewer sets it going.")] = False,
-    loop: Annotated[bool, typer.Option(help="A recording again from its start.")] = False,
+    paused: Annotated[bool, typer.Option(help="Start paused; a viewer starts it.")] = False,
+    loop: Annotated[bool, typer.Option(help="Play a recording again from its start.")] = False,
     seconds: Annotated[float | None, typer.Option(min=0.0, help="End after so long; otherwise Ctrl-C ends it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print where it is as one JSON object.")] = False,
 ) -> None:
@@ -50,7 +50,8 @@ def foxglove(
     from penstock.recording.story import read_story
 
     logging.getLogger("foxglove").addHandler(logging.NullHandler())
-    logging.getLogger("foxglove").propagate = False  # it calls a viewer's mistakes errors; the viewer is told them
+    # it logs viewers' mistakes as errors; the viewer itself is told about them
+    logging.getLogger("foxglove").propagate = False
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("penstock: %(message)s"))
     logging.getLogger("penstock.foxglove").addHandler(handler)

@@ -67,11 +67,11 @@ def add(
 def remove(
     socket: Socket,
     module: Module,
-    drop: Annotated[bool, typer.Option("--drop", help="Drop what waits for it, counted, at once.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Drop its waiting messages at once; they are counted.")] = False,
     timeout: Annotated[float, typer.Option(min=0.0, help="Seconds for handling what waits.")] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Remove a module and its links; what waits for it is handled first.
+    """Remove a module and its links, after it has handled its waiting messages.
 
     Example: [green]penstock gateway remove plant.sock tick[/]
     """
@@ -86,7 +86,7 @@ def link(
     options: Annotated[str | None, typer.Option(help='JSON, as in a file: {"delivery": "at_least_once"}.')] = None,
     as_json: Json = False,
 ) -> None:
-    """Join two.
+    """Link two modules or addresses.
 
     Example: [green]penstock gateway link plant.sock tick rows[/]
     """
@@ -98,7 +98,7 @@ def link(
 
 @app.command()
 def unlink(socket: Socket, source: str, sink: str, as_json: Json = False) -> None:
-    """Part two that are linked; what waits is handled still.
+    """Remove a link; messages that wait are still handled.
 
     Example: [green]penstock gateway unlink plant.sock tick rows[/]
     """
@@ -107,7 +107,7 @@ def unlink(socket: Socket, source: str, sink: str, as_json: Json = False) -> Non
 
 @app.command()
 def pause(socket: Socket, module: Module, as_json: Json = False) -> None:
-    """Let a module receive nothing; what comes for it waits.
+    """Pause a module; its messages wait.
 
     Example: [green]penstock gateway pause plant.sock rows[/]
     """
@@ -116,7 +116,7 @@ def pause(socket: Socket, module: Module, as_json: Json = False) -> None:
 
 @app.command()
 def resume(socket: Socket, module: Module, as_json: Json = False) -> None:
-    """Let a paused module go on.
+    """Resume a paused module.
 
     Example: [green]penstock gateway resume plant.sock rows[/]
     """

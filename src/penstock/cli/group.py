@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,13 @@ from penstock.errors import InvalidArgument
 from penstock.secrecy import hidden
 
 if TYPE_CHECKING:
-    from penstock.cli import Entry
+    from penstock.cli.commands import Entry
 
 __all__ = ["LazyGroup", "application"]
 
-#: The bounds of a number that an option takes, of seconds, say: 1e9 are 31 years.
+#: The bounds of numeric options, such as seconds: 1e9 seconds are 31 years.
 LEAST, MOST = 1e-9, 1e9
-ENDLESS = ("drain_timeout",)  # infinity is a choice there: what is queued is handled, however long it takes
+ENDLESS = ("drain_timeout",)  # infinity is allowed here: handle everything that is queued, however long it takes
 
 
 def application(entries: Iterable[Entry], help_text: str, examples: str = "") -> LazyGroup:
@@ -55,7 +56,9 @@ def _root(
 
 
 def _end_by_unwinding(command: Any) -> None:
-    """From when a command's function runs, Ctrl-C and SIGTERM close what it opened."""
+    """Let Ctrl-C and SIGTERM unwind the stack once the command's function runs, so that it closes what it has
+    opened.
+    """
     from penstock.cli import exits
 
     if inner := getattr(command, "commands", {}):
@@ -66,11 +69,13 @@ def _end_by_unwinding(command: Any) -> None:
 
 
 def _with_usable_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A command's function, called with numbers that the system can wait for: what overflows its clock is refused."""
+    """A command's function, which refuses numbers that would overflow the system's clock."""
 
     @functools.wraps(function)
     def checked(*arguments: Any, **options: Any) -> Any:
         for name, value in options.items():
+            if isinstance(value, float) and math.isnan(value):
+                raise InvalidArgument(f"--{name.replace('_', '-')} {value} is not a number")
             if isinstance(value, float) and value and not LEAST <= abs(value) <= MOST and name not in ENDLESS:
                 option = f"--{name.replace('_', '-')}"
                 raise InvalidArgument(f"{option} {value:g} is out of reach: 0, or from {LEAST:g} to {MOST:g}")
@@ -92,7 +97,8 @@ class LazyGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if name in self._entries and command is not None:
             command = self.real(name)
-            if ctx.resilient_parsing:  # completion: an option whose value is typed now would hide the words before it
+            # during completion, an option whose value is being typed would hide the words before it
+            if ctx.resilient_parsing:
                 rest = rest[:-1] if rest and rest[-1].startswith("-") else rest
             else:
                 self._apply_configuration(ctx, name, command)
@@ -100,7 +106,8 @@ class LazyGroup(TyperGroup):
 
     def real(self, name: str) -> Any:
         """The command itself, its module imported; a missing extra is told by name."""
-        from penstock.cli import EXTRAS, exits, load
+        from penstock.cli import exits
+        from penstock.cli.commands import EXTRAS, load
 
         entry = self._entries[name]
         if entry.works_unheard:
@@ -116,20 +123,22 @@ class LazyGroup(TyperGroup):
 
     @staticmethod
     def _apply_configuration(ctx: Any, name: str, command: Any) -> None:
-        from penstock.cli import EXTRAS, configuration, exits
+        from penstock.cli import configuration, exits
+        from penstock.cli.commands import EXTRAS
 
         with exits.guard(EXTRAS):
             found = configuration.for_command(name, configuration.option_parameters(command))
         ctx.default_map = {name: found}
 
     def invoke(self, ctx: Any) -> Any:
-        from penstock.cli import EXTRAS, exits
+        from penstock.cli import exits
+        from penstock.cli.commands import EXTRAS
 
         with exits.guard(EXTRAS):
             try:
                 return super().invoke(ctx)
             except Exception as error:
-                # What Typer says about a word that it cannot use repeats that word; its errors keep what they say so.
+                # Typer's error texts repeat the user's words, which may contain a token: hide it.
                 if isinstance(said := getattr(error, "message", None), str):
                     error.message = hidden([said])[0]  # type: ignore[attr-defined]
                 raise

@@ -55,14 +55,14 @@ def _texts(command: Any) -> list[str]:
 
 
 def _examples(command: Any) -> list[str]:
-    """Its own; where a group has none, the first of its commands'."""
+    """The command's examples; a group without its own has the first one of its commands."""
     own = [text for text in _texts(command) if text.startswith("Example")]
     inner = (_examples(inner) for inner in getattr(command, "commands", {}).values())
     return own or next((found[:1] for found in inner if found), [])
 
 
 def _filled(paragraph: str) -> str:
-    """As one line, for the terminal to break; what is indented stays as it is."""
+    """A paragraph as one line, which the terminal wraps; indented text stays as it is."""
     lines = paragraph.splitlines()
     return paragraph if any(line.startswith(" ") for line in lines) else " ".join(lines)
 
@@ -75,7 +75,7 @@ def _row(parameter: Any, ctx: Any) -> tuple[str, Text]:
     said = parameter.help or ""
     more = told.removeprefix(said)
     if getattr(parameter, "is_flag", False) and parameter.default is False:
-        name, more = name.partition(" / ")[0], ""  # that it is off when it is not given goes without saying
+        name, more = name.partition(" / ")[0], ""  # the negative form of a flag is not shown
     name = name.replace(" range>", ">").replace(" <list[str]>", " ...")
     return name, Text.assemble(Text.from_markup(said), (more, "dim"))
 

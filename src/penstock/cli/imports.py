@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +35,6 @@ def import_(
 
     Example: [green]penstock import drive.mcap -o drive[/]
     """
-    from mcap.exceptions import McapError
     from mcap.reader import make_reader
 
     from penstock.journal import Entry, Journal
@@ -41,7 +42,7 @@ def import_(
     if output.exists() and any(output.iterdir()):
         raise InvalidArgument(f"{output} is not empty; a recording begins in a folder of its own")
     counts: dict[str, int] = {}
-    channels: dict[str, int] = {}  # of each topic, the one of its last message
+    channels: dict[str, int] = {}  # by topic, the channel of its last message
     said: dict[str, str] = {}
     seen: set[int] = set()  # channels that have a message
     with file.open("rb") as stream, Journal(output) as journal:
@@ -49,35 +50,34 @@ def import_(
         journal.append(STORY, json.dumps(started).encode())
         pending: list[Any] = []
         size = 0
-        try:
+        with _told_as_damage(file):
             reader = make_reader(stream, validate_crcs=True)
-            for schema, channel, message in reader.iter_messages():
-                topic = topic_for(channel.topic)
-                if channels.get(topic) != channel.id:  # each channel of a topic is a version of its schema
-                    channels[topic] = channel.id
-                    seen.add(channel.id)
-                    text = schema_text(schema, channel)
-                    if text is not None and said.get(topic) != text:
-                        said[topic] = text
-                        journal.commit(pending)
-                        pending, size = [], 0
-                        journal.declare_schema(topic, text)
-                counts[topic] = counts.get(topic, 0) + 1
-                properties = {"mcap_encoding": channel.message_encoding} if channel.message_encoding else None
-                body = _body(schema, channel, message)
-                pending.append(Entry(topic, body, properties, timestamp_ns=message.log_time))
-                size += len(body)
-                if len(pending) >= BATCH or size >= BATCH_BYTES:
+        for schema, channel, message in _messages(file, reader):
+            topic = topic_for(channel.topic)
+            if channels.get(topic) != channel.id:  # each channel of a topic is a version of its schema
+                channels[topic] = channel.id
+                seen.add(channel.id)
+                text = schema_text(schema, channel)
+                if text is not None and said.get(topic) != text:
+                    said[topic] = text
                     journal.commit(pending)
                     pending, size = [], 0
-            journal.commit(pending)
+                    journal.declare_schema(topic, text)
+            counts[topic] = counts.get(topic, 0) + 1
+            properties = {"mcap_encoding": channel.message_encoding} if channel.message_encoding else None
+            body = _body(schema, channel, message)
+            pending.append(Entry(topic, body, properties, timestamp_ns=message.log_time))
+            size += len(body)
+            if len(pending) >= BATCH or size >= BATCH_BYTES:
+                journal.commit(pending)
+                pending, size = [], 0
+        journal.commit(pending)
+        with _told_as_damage(file):
             summary = reader.get_summary()
-            for channel in summary.channels.values() if summary else ():
-                text = schema_text(summary.schemas.get(channel.schema_id), channel) if summary else None
-                if text is not None and channel.id not in seen:
-                    journal.declare_schema(topic_for(channel.topic), text)
-        except McapError as error:
-            raise CorruptionError(f"{file}: {error}", str(file)) from None
+        for channel in summary.channels.values() if summary else ():
+            text = schema_text(summary.schemas.get(channel.schema_id), channel) if summary else None
+            if text is not None and channel.id not in seen:
+                journal.declare_schema(topic_for(channel.topic), text)
         total = sum(counts.values())
         journal.append(STORY, json.dumps({"event": "ended", "messages": total, "topics": counts}).encode())
     if as_json:
@@ -86,8 +86,23 @@ def import_(
         print(f"read {show.count_text(total)} messages of {len(counts)} topics into {output}")
 
 
+@contextlib.contextmanager
+def _told_as_damage(file: Path) -> Iterator[None]:
+    """What the reader raises at a damaged file: its own errors, those of struct, of the decompressors, of text."""
+    try:
+        yield
+    except Exception as error:
+        raise CorruptionError(f"{file}: {error or type(error).__name__}", str(file)) from None
+
+
+def _messages(file: Path, reader: Any) -> Iterator[Any]:
+    """Of each message its schema, its channel and itself. What fails afterwards is not the file's."""
+    with _told_as_damage(file):
+        yield from reader.iter_messages()
+
+
 def _body(schema: Any, channel: Any, message: Any) -> bytes:
-    """The message; an image of ours, which viewers know as theirs, as it was."""
+    """The payload; an image that ``export`` converted for viewers is converted back."""
     data: bytes = message.data
     if schema is None or schema.name not in PICTURES or SCHEMA_KEY not in channel.metadata:
         return data
@@ -100,7 +115,7 @@ def _body(schema: Any, channel: Any, message: Any) -> bytes:
 
 
 def schema_text(schema: Any, channel: Any) -> str | None:
-    """What a channel's messages are made of: as we have said it, or as a JSON Schema says it; else its name alone."""
+    """The schema of a channel's messages: from our metadata, or a JSON Schema; otherwise only its name."""
     told = channel.metadata.get(SCHEMA_KEY)
     try:
         if told:
@@ -109,5 +124,5 @@ def schema_text(schema: Any, channel: Any) -> str | None:
             return None
         definition = {"jsonschema": json.loads(schema.data)} if schema.encoding == "jsonschema" else {}
         return Schema(schema.name, channel.message_encoding, definition).checked().text
-    except (PenstockError, ValueError):  # too large, or not what it says: the messages are there all the same
+    except (PenstockError, ValueError):  # the schema is too large or invalid: import the messages without it
         return None

@@ -72,7 +72,9 @@ def _last(block: Block) -> str:
 
 
 def _peers(block: Block) -> str:
-    """A dash where nobody counts them: a bus as a whole, a gateway's modules, who publishes to a broker."""
+    """The number of peers; a dash where it is not counted: for a whole bus, a gateway's modules, publishers to a
+    broker.
+    """
     counted = block.kind == "queue" or (has_side(block) and block.room in (*LOCAL, "tcp"))
     return str(block.peers) if block.peers or counted else "-"
 

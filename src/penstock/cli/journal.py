@@ -15,7 +15,7 @@ from penstock.cli import exits, show
 from penstock.cli.target import TopicOption
 from penstock.errors import InvalidArgument
 from penstock.observe import decode
-from penstock.printable import command, printable
+from penstock.printable import printable
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -100,6 +100,7 @@ def verify(directory: Directory, as_json: Json = False) -> None:
     Example: [green]penstock journal verify /var/lib/measurements[/]
     """
     from penstock.journal import commands
+    from penstock.journal.recovery import mended_by
 
     damage = commands.verify(directory)
     for item in damage:
@@ -108,8 +109,8 @@ def verify(directory: Directory, as_json: Json = False) -> None:
         else:
             print(printable(str(item)))
     if damage:
-        repair = command("journal", "repair", directory)
-        exits.told(f"{len(damage)} places are damaged; to keep what is whole: {repair}")
+        places = "1 place is" if len(damage) == 1 else f"{len(damage)} places are"
+        exits.told(f"{places} damaged; {mended_by(directory)}")
         raise typer.Exit(exits.WRONG)
     if not as_json:
         print("whole")
@@ -160,7 +161,7 @@ def cat(
     start: Annotated[int | None, typer.Option(help="First position; default the least kept.")] = None,
     end: Annotated[int | None, typer.Option(help="Stop before this position.")] = None,
     topic: TopicOption = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new messages.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="The bytes alone, one after the other.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -21,8 +21,12 @@ def archive(
     source: Annotated[list[str], typer.Option("--from", help="A journal's directory, a glob, or broker://HOST:PORT.")],
     target: Annotated[str, typer.Option("--to", help="The lake.")],
     topics: Annotated[str | None, typer.Option(help="Topic patterns, separated by commas.")] = None,
-    trim: Annotated[bool, typer.Option("--trim", help="Segments that are in the lake go from the journal.")] = False,
-    every: Annotated[str | None, typer.Option("--every", help="Again and again, as in 10s or '1 minute'.")] = None,
+    trim: Annotated[
+        bool, typer.Option("--trim", help="Delete segments from the journal that are in the lake.")
+    ] = False,
+    every: Annotated[
+        str | None, typer.Option("--every", help="Run repeatedly at this interval: 10s or '1 minute'.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Archive by this one process, without Spark; what is archived already is not archived again.
@@ -132,7 +136,7 @@ def compact(
 @app.command()
 def vacuum(
     lake: Lake,
-    hours: Annotated[int, typer.Option(help="Keep what a version of the last hours names.", min=1)] = 168,
+    hours: Annotated[int, typer.Option(help="Keep files that a version of the last hours needs.", min=1)] = 168,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Name the files, delete none.")] = False,
     as_json: Json = False,
 ) -> None:

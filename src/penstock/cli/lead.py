@@ -7,16 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.cli import exits
+
 if TYPE_CHECKING:
     from penstock.broker import Server
     from penstock.replica import JetStream, Replica
     from penstock.replica.lease import Lease
 
 log = logging.getLogger("penstock.broker")
+END_S = 1.0  # an end waits so long for a cluster that does not answer
 
 
 class Turns:
-    """One broker's turns at leading. ``serve`` makes the server of a turn, ``leading`` tells that it listens."""
+    """One broker's turns as leader. ``serve`` creates the server of a turn, ``leading`` is called when it listens."""
 
     def __init__(
         self,
@@ -38,12 +41,18 @@ class Turns:
         self._server: Server | None = None
 
     def stop(self, *_: object) -> None:
-        """End, for good. Any thread, any signal handler."""
+        """End for good. Any thread, any signal handler."""
         self._stopped = True
         if self._server is not None:
             self._server.stop()
         if self._replica is not None:
             self._replica.end_after(self._drain_s)
+
+    def end(self, number: int, _frame: object) -> None:
+        """``stop`` by a signal. While it does not serve it may be waiting for a cluster that does not answer."""
+        self.stop()
+        if self._server is None:
+            raise exits.Terminated(number)
 
     def reload(self, *_: object) -> None:
         """Read the tokens again."""
@@ -51,15 +60,18 @@ class Turns:
             self._server.reload()
 
     def run(self) -> None:
-        """Until ``stop``."""
+        """Stand by and lead in turn until ``stop``."""
         from penstock.replica.standby import stand_by
 
-        while stand_by(self._directory, self._blocks, self._lease, lambda: self._stopped):
-            try:
-                self._lead()
-            finally:
-                self._lease.release()
-                self._server = self._replica = None
+        try:
+            while stand_by(self._directory, self._blocks, self._lease, lambda: self._stopped):
+                try:
+                    self._lead()
+                finally:
+                    self._server = self._replica = None
+                    self._lease.release(END_S if self._stopped else None)
+        finally:
+            self._lease.release(END_S)  # a signal may have come when it was just taken
 
     def _lead(self) -> None:
         """One turn. It ends when another broker leads or the cluster cannot be reached; other errors are raised."""
@@ -81,7 +93,7 @@ class Turns:
             log.warning("this broker does not lead any more")
 
     def _lost(self) -> None:
-        """The lease has ended: nothing is waited for any more."""
+        """The lease has ended: end all waits."""
         replica, server = self._replica, self._server
         if replica is not None:
             replica.end_after(0)

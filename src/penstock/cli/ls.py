@@ -31,7 +31,7 @@ def ls(
         str | None,
         typer.Argument(help="Only this and what is below it; a part of it; or '*'.", autocompletion=live_addresses),
     ] = None,
-    watch: Annotated[float | None, typer.Option(min=0.1, help="Again every so many seconds, until Ctrl-C.")] = None,
+    watch: Annotated[float | None, typer.Option(min=0.1, help="Repeat every so many seconds, until Ctrl-C.")] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Also the channels that carry calls.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a handle.")] = False,
 ) -> None:
@@ -41,7 +41,7 @@ def ls(
 
     Example: [green]penstock ls 'shm:/camera/*'[/]
     """
-    nothing = _nothing()  # before the first look, which makes that folder
+    nothing = _nothing()  # checked before the first look, which creates that folder
 
     def blocks() -> list[Block]:
         return _blocks(address, everything)
@@ -78,12 +78,12 @@ def _blocks(address: str | None, everything: bool) -> list[Block]:
 
 
 def as_record(block: Block) -> dict[str, Any]:
-    """A block for machines: its counts and what follows from them."""
+    """A block as a JSON record: its counts and figures derived from them."""
     return {**asdict(block), "address": block.address, "lost": block.lost, "in_flight": block.in_flight}
 
 
 def waiting_text(block: Block) -> str:
-    """What waits for a reader; of a publisher what is taken, and of how many places."""
+    """How many messages wait for a reader; for a publisher how many of its slots are in use."""
     if block.kind in READERS or not block.capacity:
         return show.count_text(block.waiting)
     return f"{block.depth}/{block.capacity}"

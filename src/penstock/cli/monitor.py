@@ -19,13 +19,15 @@ def monitor(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
     host: Annotated[str, typer.Option(help="Where to listen; anything but loopback needs a token.")] = "127.0.0.1",
     token: Annotated[
-        str | None, typer.Option(help="What a visitor must show; made up when needed and not given.")
+        str | None, typer.Option(help="The token that visitors need; generated when needed and not given.")
     ] = None,
     allow_actions: Annotated[bool, typer.Option(help="Let visitors purge, re-drive and pause.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print where the page is as one JSON object.")] = False,
     tls_certificate: Annotated[str | None, typer.Option(help="A PEM file: serve by TLS.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="The key of the certificate, a PEM file.")] = None,
-    insecure: Annotated[bool, typer.Option(help="Off loopback without TLS: others can read along.")] = False,
+    insecure: Annotated[
+        bool, typer.Option(help="Listen beyond loopback without TLS: others can read everything.")
+    ] = False,
     history: Annotated[bool, typer.Option(help="Keep a day of the plots in the user's state directory.")] = True,
     otlp: Annotated[
         str | None, typer.Option(help="Send the counters to this OpenTelemetry collector (extra otel).")
@@ -49,7 +51,7 @@ def monitor(
     from penstock.monitor.service import Service
     from penstock.system import state_directory
 
-    descriptors()  # as many connections as there may be, while TLS handshakes are under way
+    descriptors()  # raise the limit of open files: connections in a TLS handshake need descriptors too
     kept = state_directory() / "monitor.sqlite" if history else None
     with contextlib.ExitStack() as opened:
         page = opened.enter_context(

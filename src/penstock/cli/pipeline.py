@@ -59,8 +59,10 @@ def pipeline(
         str | None, typer.Option("--from", help="A journal's directory, a glob, broker://HOST:PORT, or a lake.")
     ] = None,
     target: Annotated[str | None, typer.Option("--to", help="A directory; an address for replay.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Do what is there, then end (the default).")] = False,
-    every: Annotated[str | None, typer.Option("--every", help="Again and again, as in 10s or '1 minute'.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Process what is there, then end (the default).")] = False,
+    every: Annotated[
+        str | None, typer.Option("--every", help="Run repeatedly at this interval: 10s or '1 minute'.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="archive: a commit every 2 s (or --every), compaction beside it.")
     ] = False,
@@ -101,7 +103,7 @@ def pipeline(
     with _session(master) as spark, _Progress(name, source, as_json) as progress:
         while True:
             progress.state("")
-            with _told():
+            with _plain_errors():
                 run(spark, progress)
             if pause is None:
                 return
@@ -296,7 +298,7 @@ def _stop(spark: SparkSession) -> None:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _plain_errors() -> Iterator[None]:
     """Raise an error of Penstock from inside a Spark job as itself, and an error of Spark with its first line only."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException

@@ -14,7 +14,7 @@ import typer
 from penstock.cli import exits, show
 from penstock.cli.target import TopicOption, opened
 from penstock.recording.player import Player, targets
-from penstock.recording.span import Span, located, reader
+from penstock.recording.span import OPTIONS, Span, located, reader
 from penstock.recording.story import Story, parts, read_story
 from penstock.recording.tables import Described
 
@@ -28,7 +28,7 @@ app = typer.Typer()
 def play(
     directory: Annotated[Path, typer.Argument(help="A recording, or any journal.")],
     speed: Annotated[float, typer.Option(min=0.0, help="2 is twice as fast; 0 as fast as it goes.")] = 1.0,
-    loop: Annotated[bool, typer.Option(help="Again from the start until Ctrl-C.")] = False,
+    loop: Annotated[bool, typer.Option(help="Repeat from the start until Ctrl-C.")] = False,
     topic: TopicOption = None,
     start: Annotated[
         str | None, typer.Option("--from", help="Begin here: an ISO time, or 10s for ten seconds after the start.")
@@ -55,7 +55,7 @@ def play(
         exits.told(f"{directory}: {gap}")
     with contextlib.ExitStack() as stack:
         journals = [stack.enter_context(reader(folder)) for folder in folders]
-        span = Span.of(journals, start, length)
+        span = Span.of(journals, start, length, OPTIONS)
         to = targets(journals, topic, mapping, story)
         opened(list(to.values()))
         player = Player(stack, to, wait, timeout, Described(journals))
@@ -87,7 +87,8 @@ def _bar(journals: list[Journal]) -> Iterator[Callable[[int], None]]:
                 progress.update(task)
 
         yield advance
-        progress.update(task, total=progress.tasks[task].completed)  # what --topic and --for leave out is no rest
+        # messages that --topic and --for leave out do not count as remaining
+        progress.update(task, total=progress.tasks[task].completed)
 
 
 def _report(player: Player, story: Story, as_json: bool) -> None:

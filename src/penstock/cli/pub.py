@@ -23,7 +23,7 @@ from penstock.cli.template import compile_template
 from penstock.errors import InvalidArgument, describe
 
 app = typer.Typer()
-MAX_BYTES = 512 << 20  # of a body that is made here
+MAX_BYTES = 512 << 20  # the largest body that is generated
 
 #: Reaches at which a message without a subscriber is lost.
 LIVE = ("shm", "tcp")
@@ -59,11 +59,11 @@ def pub(
         float, typer.Option(min=0.0, help="Seconds to wait for them, for a broker or a full channel, before code 3.")
     ] = 30.0,
     history: Annotated[
-        str | None, typer.Option(help="Keep for who joins: so many of the last messages, or a time such as '5 s'.")
+        str | None, typer.Option(help="Keep for later subscribers: a number of messages, or a time such as '5 s'.")
     ] = None,
-    latest: Annotated[bool, typer.Option("--latest", help="Keep the last message for who joins.")] = False,
+    latest: Annotated[bool, typer.Option("--latest", help="Keep the last message for later subscribers.")] = False,
     durable: Annotated[
-        str | None, typer.Option(metavar="DIRECTORY", help="Keep all of it on disk, for subscribers with --start.")
+        str | None, typer.Option(metavar="DIRECTORY", help="Store all messages on disk, for subscribers with --start.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same random values each time.")] = None,
     option: OptionList = None,
@@ -93,7 +93,7 @@ def pub(
         try:
             published, total = _publish(publisher, bodies, rate, more)
         except TimeoutError as error:
-            said = silence.reason(address)  # known only now: with this process its channel may be gone
+            said = silence.reason(address)  # asked now: the channel may disappear when this process ends
             raise TimeoutError(f"{describe(error)}: {said}" if said else describe(error)) from None
         seconds = time.monotonic() - started
         ledger = publisher.ledger

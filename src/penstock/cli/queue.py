@@ -35,9 +35,9 @@ Name = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON for machines.")]
 Topics = Annotated[list[str] | None, typer.Option("--topic", "-t", help="A topic or pattern; may be given again.")]
-AckTimeout = Annotated[str | None, typer.Option(metavar="DURATION", help="Deliver again after this: 30s.")]
-MaxDeliveries = Annotated[int | None, typer.Option(min=0, help="Then it is a dead letter; 0: never.")]
-Ttl = Annotated[str | None, typer.Option(metavar="DURATION", help="Older messages are passed over; 0: none.")]
+AckTimeout = Annotated[str | None, typer.Option(metavar="DURATION", help="Redeliver after this time: 30s.")]
+MaxDeliveries = Annotated[int | None, typer.Option(min=0, help="Deliveries until it is a dead letter; 0: no limit.")]
+Ttl = Annotated[str | None, typer.Option(metavar="DURATION", help="Skip older messages; 0: none are skipped.")]
 Exclusive = Annotated[bool | None, typer.Option("--exclusive/--shared", help="One consumer at a time.")]
 DeadLetter = Annotated[str | None, typer.Option(metavar="QUEUE", help="Where dead letters go; QUEUE.dead.")]
 FromPosition = Annotated[int | None, typer.Option(min=1, help="Begin at this position.")]
@@ -200,7 +200,9 @@ def set_options(
     exclusive: Exclusive = None,
     dead_letter: DeadLetter = None,
     from_position: FromPosition = None,
-    drop_waiting: Annotated[bool, typer.Option("--drop-waiting", help="Drop what waits of topics that go.")] = False,
+    drop_waiting: Annotated[
+        bool, typer.Option("--drop-waiting", help="Drop waiting messages of removed topics.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Change options of a queue; the others stay. New topics replace the old ones; while messages of those wait this is
@@ -269,7 +271,7 @@ def resume(broker: Broker, name: Name = None, as_json: Json = False) -> None:
 def peek(
     broker: Broker,
     name: Name = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="So many at most.")] = 10,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="At most this many.")] = 10,
     as_json: Json = False,
 ) -> None:
     """Show the next messages of a queue without consuming them. Needs the right to read its topics.

@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,13 +42,13 @@ def record(
         ),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", "-a", help="All that is published over shm: and tcp:// on this machine.")
+        bool, typer.Option("--all", "-a", help="Everything published over shm: and tcp:// on this machine.")
     ] = False,
     split: Annotated[
-        str | None, typer.Option(help="A new part every so many bytes (500M) or so much time (10min, 1h).")
+        str | None, typer.Option(help="Begin a new part after this many bytes (500M) or this much time (10min, 1h).")
     ] = None,
     max_size: Annotated[
-        str | None, typer.Option(help="Keep at most so many bytes; the oldest go, and 'play' says so.")
+        str | None, typer.Option(help="Keep at most this many bytes; the oldest are removed, and 'play' says so.")
     ] = None,
     pre_buffer: Annotated[
         str | None, typer.Option(help="Hold the last seconds in memory; store them from SIGUSR1 or Enter on.")
@@ -56,7 +56,7 @@ def record(
     names: Annotated[
         list[str] | None, typer.Option("--as", metavar="TOPIC", help="The topics, in the order of the addresses.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for publishers that nobody can reach yet.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for publishers that cannot be reached yet.")] = False,
     seconds: Annotated[float | None, typer.Option(min=0.0, help="End after so long; otherwise Ctrl-C ends it.")] = None,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many messages.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was recorded as one JSON object.")] = False,
@@ -72,7 +72,7 @@ def record(
     Example: [green]penstock record shm:/camera tcp://127.0.0.1:1588 -o run1 --seconds 60[/]
     """
     patterns = EVERYTHING if everything else [address for address in addresses or [] if has_wildcard(address)]
-    unfit: dict[str, str] = {}  # what a pattern has found and cannot be recorded, and why
+    unfit: dict[str, str] = {}  # addresses that a pattern has found but that cannot be recorded, and why
     chosen = _chosen(addresses or [], everything, wait, None if names else unfit)
     plan = _plan(chosen, names, output, split, max_size, pre_buffer, count, wait, apart=bool(patterns))
     if not names:
@@ -103,7 +103,7 @@ def _chosen(given: list[str], everything: bool, wait: bool, unfit: dict[str, str
     while True:
         found = fitting(EVERYTHING) if everything else expanded(given, wait)
         if unfit is not None:
-            written = set(map(broker_address, given))  # these are refused
+            written = set(map(broker_address, given))  # addresses given by name: an unusable one is an error
             unfit |= {address: why for address in found if address not in written and (why := _unfit(address))}
             found = [address for address in found if address not in unfit]
         if found:
@@ -127,8 +127,9 @@ def _unfit(address: str) -> str:
 
 
 def _topics(given: list[str], apart: bool) -> list[str]:
-    """A topic for each address. Two may have the same (shm:/a/b and shm:/a.b): ``apart`` numbers them, as where a
-    pattern has found them; whoever wrote both is asked for names."""
+    """A topic for each address. Two addresses may give the same topic (shm:/a/b and shm:/a.b): with ``apart``, for
+    addresses found by a pattern, they are numbered; otherwise the user is asked for names.
+    """
     topics: dict[str, str] = {}
     for address in given:
         topic = _named(address, topics) if apart else topic_of(address)
@@ -192,7 +193,7 @@ def _watch(recorder: Recorder, seconds: float | None, told: dict[str, str], patt
             _tell_errors(recorder, told)
             if silent_at is not None and time.monotonic() >= silent_at:
                 silent_at = None
-                _tell_silence(recorder, silences)
+                _tell_silence(recorder, silences, {without_secrets(address): address for address in topics})
             seldom(lambda: _look(recorder, silences, patterns, topics))
             left = 0.2 if deadline is None else min(0.2, deadline - time.monotonic())
             if left <= 0:
@@ -203,7 +204,7 @@ def _watch(recorder: Recorder, seconds: float | None, told: dict[str, str], patt
 def _look(
     recorder: Recorder, silences: silence.Silences, patterns: Sequence[str], topics: dict[str, str]
 ) -> None:
-    """Record what is published by now and fits an address with '*'; say which sources have become silent."""
+    """Record what has been published since and matches an address with '*'; report sources that have become silent."""
     for address in fitting(patterns) if patterns else ():
         if address in topics or without_secrets(address) in recorder.errors:
             continue
@@ -215,11 +216,13 @@ def _look(
     silences.look((s.address, s.subscriber, s.messages + len(s.waiting)) for s in recorder.sources)
 
 
-def _tell_silence(recorder: Recorder, silences: silence.Silences) -> None:
-    """Say once of what nothing came, and why as far as that is known: a misspelt name costs the whole recording."""
+def _tell_silence(recorder: Recorder, silences: silence.Silences, opened_as: Mapping[str, str]) -> None:
+    """Report once which addresses gave nothing, and why if that is known: a misspelt name would cost the whole
+    recording.
+    """
     for source in recorder.sources:
         if not source.messages and not source.waiting and not source.error:
-            silence.tell(source.address, source.subscriber)
+            silence.tell(source.address, source.subscriber, opened_as.get(source.address, source.address))
             silences.told(source.address)
 
 

@@ -86,8 +86,8 @@ def replay(
         str | None, typer.Option("--from", help="Begin here: an ISO time, or 10s for ten seconds after the start.")
     ] = None,
     length: Annotated[str | None, typer.Option("--for", help="Replay so much of it: 30s, 5m.")] = None,
-    seed: Annotated[int, typer.Option(help="What random numbers begin with.")] = 0,
-    max_runs: Annotated[int, typer.Option(min=1, help="Replays that --bisect may take.")] = 1000,
+    seed: Annotated[int, typer.Option(help="The seed of the random numbers.")] = 0,
+    max_runs: Annotated[int, typer.Option(min=1, help="How many replays --bisect may run.")] = 1000,
     verify: Annotated[
         tuple[Path, Path] | None,
         typer.Option(metavar="OUT1 OUT2", help="Compare two outputs instead; code 4 where they differ."),
@@ -125,6 +125,7 @@ def replay(
     if into is None:
         raise typer.BadParameter(f"--into is missing: what {recording} is replayed into, a gateway's file (.toml) "
                                  "or a program (.py). To publish it at addresses: penstock play")  # fmt: skip
+    from penstock.recording.span import OPTIONS
     from penstock.replay import Rule, Script, target
     from penstock.replay.run import seeded
 
@@ -134,7 +135,7 @@ def replay(
     _show_failures()
     with _stdout_kept(as_json), seeded(seed):  # modules are imported here
         place = target(into, mapping, capture or ())
-    with Script(recording, topic, start, length) as script:
+    with Script(recording, topic, start, length, names=OPTIONS) as script:
         sources = _sources(script, place, mapping)
         if not rules:
             _run(script, place, sources, output, seed, clock == "real", as_json)

@@ -18,12 +18,12 @@ app = typer.Typer()
 
 @app.command()
 def replica(
-    directory: Annotated[Path, typer.Argument(help="Where the copy is, or is to be made.")],
+    directory: Annotated[Path, typer.Argument(help="The directory of the copy; created if it does not exist.")],
     store: Annotated[str, typer.Option(metavar="ADDRESS", help="The stream: nats://H1,H2,H3/STREAM.")],
     store_authority: Annotated[
-        Path | None, typer.Option(help="The cluster's certificates are of this one: TLS.")
+        Path | None, typer.Option(help="The authority that signed the cluster's certificates; switches TLS on.")
     ] = None,
-    store_certificate: Annotated[Path | None, typer.Option(help="Shown to the cluster.")] = None,
+    store_certificate: Annotated[Path | None, typer.Option(help="The certificate to present to the cluster.")] = None,
     store_key: Annotated[Path | None, typer.Option(help="Its key, if not in the same file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print where it begins as one JSON object.")] = False,
 ) -> None:
@@ -35,17 +35,15 @@ def replica(
     [green]penstock sub journal:/var/lib/copy#sensors[/]
     """
     from penstock.replica import JetStream
-    from penstock.replica.follower import Follower
+    from penstock.replica.follower import follow
     from penstock.replica.stream import Target, tls_context
 
     exits.log_to_stderr("%(levelname)s %(name)s: %(message)s", logging.INFO)
     tls = tls_context(store_authority, store_certificate, store_key)
     blocks = JetStream(Target.parse(store, tls, os.environ.get(STORE_TOKEN, "")))
     with contextlib.closing(blocks), contextlib.suppress(*exits.STOPPED):  # the usual end
-        blocks.connect_patiently()
-        with Follower(directory, blocks) as follower:
-            for name in follower.mended:
-                exits.told(f"{name} was damaged or behind, and was taken from {blocks.name}")
+        blocks.patiently(blocks.describe)
+        with follow(directory, blocks) as follower:
             if as_json:
                 show.print_json({"directory": str(directory), "position": follower.position})
             else:

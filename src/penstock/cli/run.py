@@ -36,7 +36,7 @@ from penstock.throttle import Throttle
 
 app = typer.Typer()
 LOOK_S = 0.5
-_TOLD = (Event.MODULE_RESTARTED,)  # the others are logged
+_TOLD = (Event.MODULE_RESTARTED,)  # events printed as lines; the others are logged
 
 FileArgument = Annotated[
     Path | None,
@@ -112,7 +112,7 @@ def _serve(
     admin: Path | None,
 ) -> None:
     exits.log_to_stderr()
-    if os.environ.get("PENSTOCK_DEBUG"):  # where a failure was
+    if os.environ.get("PENSTOCK_DEBUG"):  # print tracebacks of failures
         logging.getLogger("penstock.gateway").setLevel(logging.DEBUG)
     lines = _Lines()
     told = [(event, lines.tell) for event in _TOLD]
@@ -122,17 +122,18 @@ def _serve(
     ending = threading.Event()
     signal_before = _interrupting(gateway, ending)
     try:
-        with _asked() as asked, ExitStack() as beside:
-            # Before the start, which may take its time: until then it is not ready, and one can see who starts.
+        with _requests() as asked, ExitStack() as beside:
+            # Opened before the start, which may take long: meanwhile it reports "not ready", and which modules are
+            # starting.
             with exits.undisturbed():
                 if health is not None:
                     answers = Health(gateway, health)
                     beside.callback(answers.close)
-                    _say(f"http://127.0.0.1:{answers.port}/health and /ready")
+                    _print_line(f"http://127.0.0.1:{answers.port}/health and /ready")
                 if admin is not None:
                     beside.callback(_admin(gateway, admin).close)
             gateway.start()
-            _say(f"{file}: {len(configuration.modules)} modules, {len(configuration.links)} links, running")
+            _print_line(f"{file}: {len(configuration.modules)} modules, {len(configuration.links)} links, running")
             with exits.undisturbed():
                 if watch:
                     looks = Watch(file, lambda: gateway._applied, lambda names: asked.put(("reload", names)))
@@ -144,7 +145,7 @@ def _serve(
     finally:
         ending.set()
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # once is enough
+            signal.signal(number, signal.SIG_IGN)  # the end has begun: ignore further signals
         notify("STOPPING=1")
         asked_at = time.monotonic()
         try:
@@ -155,8 +156,8 @@ def _serve(
         signal.signal(signal.SIGINT, signal_before)
     infos = gateway.modules()
     _print_rows([_row(info) for info in infos], as_json)
-    if kept := _kept(infos):
-        _say(f"{kept} messages were not handled; their sources keep them, and they come with the next start")
+    if kept := _count_kept(infos):
+        _print_line(f"{kept} messages were not handled; their sources keep them, and they come with the next start")
     if not drained:
         given_up = ", ".join(map(without_secrets, gateway.abandoned))
         exits.told(
@@ -177,8 +178,9 @@ def _admin(gateway: Gateway, path: Path) -> Admin:
 
 
 def _interrupting(gateway: Gateway, ending: threading.Event) -> Any:
-    """Let the first Ctrl-C end the gateway; while it is ``ending``, one more ends the draining, and nothing else: what
-    comes after that takes little time, and then everything is told. Gives the handler that was there."""
+    """Let the first Ctrl-C end the gateway. While it is ``ending``, a second one ends only the draining: the remaining
+    steps are short, and then the result is reported. Returns the previous handler.
+    """
     before = signal.getsignal(signal.SIGINT)
 
     def interrupt(number: int, _: FrameType | None) -> None:
@@ -196,8 +198,8 @@ def _interrupting(gateway: Gateway, ending: threading.Event) -> Any:
 
 
 @contextmanager
-def _asked() -> Iterator[queue.SimpleQueue[tuple[str, list[str]]]]:
-    """What signals and the watch ask for: a word, and for a reload the modules whose code has changed."""
+def _requests() -> Iterator[queue.SimpleQueue[tuple[str, list[str]]]]:
+    """A queue of requests by signals and by the watch: a word, and for a reload the modules whose code has changed."""
     asked: queue.SimpleQueue[tuple[str, list[str]]] = queue.SimpleQueue()
 
     def note(_: int, __: FrameType | None) -> None:
@@ -226,8 +228,9 @@ def _listen(
 
 
 def _next(asked: queue.SimpleQueue[tuple[str, list[str]]]) -> tuple[str, list[str]]:
-    """What is asked for next. A signal that comes just before the wait begins, or on another thread, does not end it,
-    and Python carries it out when this thread runs: so it looks up again and again."""
+    """The next request. A signal that arrives just before the wait begins, or on another thread, does not end the wait,
+    and Python runs its handler only when this thread runs: so wake up regularly.
+    """
     while True:
         with contextlib.suppress(queue.Empty):
             return asked.get(timeout=LOOK_S)
@@ -243,11 +246,11 @@ def _reload(gateway: Gateway, file: Path, again: list[str]) -> None:
         how = f"without {gone}, which could not be put back" if gone else "as it was"
         exits.told(f"{error}; the gateway goes on {how}")
     else:
-        _say("reloaded: " + (", ".join(done) or "nothing has changed"))
+        _print_line("reloaded: " + (", ".join(done) or "nothing has changed"))
 
 
 class _Lines:
-    """Events as lines; of the same kind about the same module at most one in ten seconds."""
+    """Prints events as lines; at most one line in ten seconds for the same event of the same module."""
 
     def __init__(self) -> None:
         self._throttles: dict[tuple[Event, str], Throttle] = {}
@@ -259,10 +262,10 @@ class _Lines:
         self._throttles.setdefault((event, name), Throttle(self)).error("%s", text)
 
     def log(self, _: int, text: str, *arguments: Any) -> None:
-        _say(text % arguments)
+        _print_line(text % arguments)
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"penstock: {text}", file=sys.stderr, flush=True)
 
 
@@ -286,8 +289,10 @@ def _row(info: ModuleInfo) -> dict[str, Any]:
     }
 
 
-def _kept(infos: Sequence[ModuleInfo]) -> int:
-    """How many messages come with the next start. A buffer's backlog holds what its sink has not handled."""
+def _count_kept(infos: Sequence[ModuleInfo]) -> int:
+    """How many messages will be redelivered after the next start. A buffer's backlog includes what its sink has not
+    handled.
+    """
     buffers = {info.name for info in infos if info.kind == Buffer.__name__}
     elsewhere = [info for info in infos if buffers.isdisjoint(info.sources)]
     return sum(info.backlog for info in infos) + sum(info.stored for info in elsewhere)
@@ -303,7 +308,7 @@ def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
 
 
 def _link_row(link: Link, durable: bool) -> dict[str, Any]:
-    """A link and what it says beyond its ends; the delivery is told also where it follows from the source."""
+    """A link with its options; the delivery guarantee is shown even if it follows from the source."""
     from_buffer = Delivery.AT_LEAST_ONCE if link.buffer is not None else None
     options = replace(link.options, delivery=link.options.delivery or from_buffer)
     told = {field.name: getattr(options, field.name) for field in fields(options)}

@@ -26,7 +26,7 @@ LOOK_S = 0.02
 @app.command()
 def schema(
     target: Annotated[str, typer.Argument(help="An address, or the folder of a journal, recording or lake.")],
-    every: Annotated[bool, typer.Option("--all", help="Every version that is kept, not the newest.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every stored version, not only the newest.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for a publisher's greeting.")] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a schema.")] = False,
 ) -> None:
@@ -90,14 +90,14 @@ def _of_address(target: str, every: bool, timeout: float) -> Iterator[tuple[str,
             time.sleep(LOOK_S)
             text = subscriber.schema
         versions = subscriber.schemas_of(parts.topic) if every else []
-        if not text and not versions and (nobody := _nobody(parts, subscriber)):
+        if not text and not versions and (nobody := _why_no_schema(parts, subscriber)):
             raise RefusedError(f"{addresses.without_secrets(target)}: {nobody}")
     for one in versions or ([text] if text else []):
         yield parts.text, 0, one
 
 
-def _nobody(parts: addresses.Address, subscriber: Any) -> str:
-    """Why nobody could say it: nobody is there. Empty where somebody is, and where that cannot be known."""
+def _why_no_schema(parts: addresses.Address, subscriber: Any) -> str:
+    """Why there is no schema: nobody publishes there. Empty if somebody does, or if that cannot be known."""
     if parts.scheme == "tcp":
         from penstock.tcp.explain import unreached
 
@@ -112,7 +112,7 @@ def _nobody(parts: addresses.Address, subscriber: Any) -> str:
 
 
 def lines(described: Schema) -> list[str]:
-    """A schema for people; one that is damaged as it is."""
+    """A schema as readable lines; a damaged one unchanged."""
     with contextlib.suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
         return _lines(described)
     return json.dumps(described.definition, indent=2).splitlines()

@@ -28,7 +28,7 @@ from penstock.errors import InvalidArgument
 from penstock.system import dying_with_parent
 
 app = typer.Typer()
-LOOK_S = 0.05  # how often a running command's client is looked at
+LOOK_S = 0.05  # how often to check whether the client of a running command still waits
 MAX_ERROR_BYTES = 500
 MAX_ANSWER_BYTES = 64 << 20
 PIPE_BYTES = 1 << 16
@@ -47,7 +47,7 @@ class Runner:
         self._prepare = dying_with_parent()
 
     def __call__(self, payload: bytes, request: Request) -> bytes | None:
-        """The answer; a command that fails is the command's affair, told to the client and not logged as a fault."""
+        """Run the command and return its output. If it fails, the client is told; nothing is logged."""
         try:
             return self._run(payload, request)
         except Failed as failure:
@@ -67,7 +67,7 @@ class Runner:
             output, errors = self._talk(process, payload, request)
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started: it leads a session of its own
+                os.killpg(process.pid, signal.SIGKILL)  # kill also what it has started: it leads a session of its own
             raise
         finally:
             for pipe in (process.stdin, process.stdout, process.stderr):
@@ -81,9 +81,8 @@ class Runner:
         return output
 
     def _talk(self, process: subprocess.Popen[bytes], payload: bytes, request: Request) -> tuple[bytes, bytes]:
-        """Feed it and take what it prints, until it has closed both; now and then look whether somebody still waits.
-
-        Not by ``communicate``: it gives up feeding at its first time-out, and takes any amount of output.
+        """Write its input and read its output until both are closed; check regularly whether the client still waits.
+        ``communicate`` is not used: it stops writing at its first time-out, and its output has no bound.
         """
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         begun = time.monotonic()
@@ -116,13 +115,13 @@ class Runner:
     def _keep(self, kept: bytearray, part: bytes, error: bool) -> None:
         kept += part
         if error:
-            del kept[: -4 * MAX_ERROR_BYTES]  # the end of it says most
+            del kept[: -4 * MAX_ERROR_BYTES]  # the end of an error text says most
         elif len(kept) > MAX_ANSWER_BYTES:
             raise Failed(f"{self._words[0]} printed more than {MAX_ANSWER_BYTES >> 20} MiB")
 
 
 def _feed(descriptor: int, rest: memoryview) -> memoryview:
-    """Write what the pipe takes; gives what is left. A command that reads no more has all it wants."""
+    """Write as much as the pipe accepts; returns the rest. A command that has closed its input needs no more."""
     try:
         return rest[os.write(descriptor, rest[:PIPE_BYTES]) :]
     except BlockingIOError:

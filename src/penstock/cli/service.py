@@ -22,11 +22,11 @@ from typing import Any
 
 from penstock.gateway import Configuration, Gateway
 
-STOP_S = 20  # for ending beyond the time for draining, before systemd kills
+STOP_S = 20  # time for ending, beyond the time for draining, before systemd kills the service
 
 
 def notify(text: str) -> None:
-    """Tell systemd, where it started this and wants to know."""
+    """Notify systemd, if it has started this process and asked for it."""
     place = os.environ.get("NOTIFY_SOCKET")
     if not place:
         return
@@ -34,7 +34,7 @@ def notify(text: str) -> None:
         try:
             sock.sendto(text.encode(), "\0" + place[1:] if place.startswith("@") else place)
         except OSError:
-            return  # systemd has gone: nothing to tell
+            return  # systemd is gone
 
 
 def unit(file: Path, options: Iterable[str], drain_timeout_s: float) -> str:
@@ -65,12 +65,12 @@ WantedBy=multi-user.target
 
 
 def _plain(text: str) -> str:
-    """For systemd, to which % begins a name of its own."""
+    """Escape % for a unit file, where it begins a specifier."""
     return text.replace("%", "%%")
 
 
 def state(gateway: Gateway) -> dict[str, Any]:
-    """How each module is: healthy means that none has failed or is stuck or abandoned."""
+    """The state of each module; healthy means that none has failed, is stuck or was abandoned."""
     modules = {}
     for info in gateway.modules():
         worker = gateway.broker.worker_of(info.handle)
@@ -125,11 +125,10 @@ class Health:
 
 
 class Watch:
-    """Looks twice a second; ``changed`` is called with the names of the modules whose code has changed.
-
-    Code is what was imported from beside the configuration. A change of a class's own file makes the modules of that
-    class anew. A change of any other file makes all of them anew, since nobody knows who holds what it defines. Modules
-    in processes of their own import everything anew by themselves: of them the class's own file is looked at.
+    """Checks twice a second; ``changed`` is called with the names of the modules whose code has changed. Code means
+    files that were imported from the configuration's folder. If the file of a class has changed, the modules of that
+    class are created again; if any other file has changed, all of them, since any module may use it. For modules in
+    their own processes, which import everything anew, only the file of the class is checked.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._ending.set()
         self._thread.join(10)
 
@@ -156,7 +155,7 @@ class Watch:
             if now != self._seen:
                 before, self._seen = self._seen, now
                 different = {path for path in now if now[path] != before.get(path)}
-                different &= {*before, *self._files()}  # what was imported since has not changed
+                different &= {*before, *self._files()}  # files imported since the last check have not changed
                 names = [*self._reloaded(different), *self._in_processes(different)]
                 if names or not different.isdisjoint(self._files()):
                     self._changed(names)
@@ -166,7 +165,7 @@ class Watch:
         for path in (*self._files(), *self._code(), *self._process_code()):
             try:
                 there = os.stat(path)
-            except OSError:  # it is being replaced: a later look finds it
+            except OSError:  # it is being replaced: the next check finds it
                 if path in self._seen:
                     found[path] = self._seen[path]
                 continue
@@ -178,7 +177,7 @@ class Watch:
         return self._configuration().files or (str(self._file),)
 
     def _code(self) -> dict[str, ModuleType]:
-        """What was imported from beside the configuration; what was imported by others comes before them."""
+        """The files imported from the configuration's folder; imported ones come before those that import them."""
         found = {}
         for name, module in sys.modules.copy().items():
             path = getattr(module, "__file__", None)
@@ -188,7 +187,7 @@ class Watch:
         return found
 
     def _classes(self, *, in_process: bool) -> Iterable[tuple[str, str, str]]:
-        """The name of each module, and the Python module and the class that it is made of."""
+        """The name of each module, with its Python module and class."""
         configuration = self._configuration()
         kinds = {loader.name: loader.kind for loader in configuration.loaders}
         for entry in configuration.modules:
@@ -209,7 +208,7 @@ class Watch:
         return [name for path, names in self._process_code().items() if path in paths for name in names]
 
     def _reloaded(self, paths: set[str]) -> list[str]:
-        """Load them again; gives the modules that are to be made anew."""
+        """Reload these files; returns the names of the modules that must be created again."""
         code = self._code()
         users: dict[str, list[tuple[str, str]]] = {}
         for name, python, cls in self._classes(in_process=False):
@@ -226,14 +225,16 @@ class Watch:
             except BaseException as error:  # SystemExit too: the watch goes on
                 print(f"penstock: {path}: {type(error).__name__}: {error}; it stays as it was", file=sys.stderr)
                 if not of_it:
-                    return names  # those that import it would get half of it
+                    return names  # modules that import it would get a half-loaded one
             else:
                 names += [name for name, _ in of_it]
         return names
 
 
 def _reload(module: ModuleType, classes: set[str]) -> None:
-    """Loading again leaves in the module what its file no longer defines: a class that was there alone is told."""
+    """Reload a Python module. Names that its file no longer defines would stay, so a class that is missing now is
+    reported.
+    """
     before = {name: getattr(module, name, None) for name in classes}
     importlib.reload(module)
     for name, old in before.items():

@@ -73,7 +73,9 @@ def print_indented(out: Console, mark: Text, text: str) -> None:
 
 
 def watched(render: Callable[[], RenderableType], every: float | None) -> None:
-    """Print what ``render`` makes; again every so many seconds, in place on a terminal, until it is ended."""
+    """Print the result of ``render``; with ``every`` again after that many seconds, in place on a terminal, until
+    interrupted.
+    """
     out = console()
     if every is None or not out.is_terminal:
         while True:
@@ -157,7 +159,7 @@ def _fitted(
         over = sum(widths) + gap * (len(widths) - 1) - most
         if over <= 0:
             return gap, widths
-    for at, name in reversed(list(enumerate(columns))):  # the last free text first
+    for at, name in reversed(list(enumerate(columns))):  # columns of free text, from the right
         if name in spare and over > 0:
             left = widths[at] - over
             over -= widths[at] - (left if left >= LEAST_TEXT else -1)
@@ -178,7 +180,7 @@ def _fitted(
 def _left_out(
     columns: Sequence[str], widths: list[int], most: int, right: Sequence[str], last: Sequence[str]
 ) -> tuple[list[int], list[str]]:
-    """The widths with 0 for the columns that find no room, and the names of those that nobody expects to be missing."""
+    """The widths, 0 for columns that do not fit, and the names of the columns whose absence must be mentioned."""
     widths, missing = list(widths), list[str]()
     expected = [columns.index(name) for name in last if name in columns]
     numbers = [at for at in reversed(range(len(columns))) if columns[at] in right and at not in expected]
@@ -198,8 +200,9 @@ def _cut(text: str, width: int) -> str:
 
 
 def _short_names(names: list[str], width: int) -> dict[str, str]:
-    """Names cut to ``width`` characters in their middle; where that makes two alike, without what the long ones have in
-    common at their beginning, or at both ends."""
+    """Names cut to ``width`` characters in their middle. If that makes two alike, first remove the common beginning of
+    the long ones, or both their common beginning and end.
+    """
     long = {name for name in names if cell_len(name) > width}
     head = _common(long)
     tail = _common({name[len(head) :][::-1] for name in long})

@@ -38,9 +38,9 @@ def refuse_unreachable(address: str, subscriber: Any, timeout: float | None) -> 
 
 
 def refuse_nobody(parts: Address, wait: bool | None = None) -> None:
-    """Refuse a broker's port where nobody listens at once, instead of retrying until the time is over. ``wait`` is
-    the command's --wait; None: it has none that would help."""
-    if parts.scheme != "broker" or wait:
+    """Refuse a broker's port where nobody listens at once, instead of retrying until the time is over: of a group
+    another may lead in a moment. ``wait`` is the command's --wait; None: it has none that would help."""
+    if parts.scheme != "broker" or wait or "," in parts.host:
         return
     from penstock.broker.hosts import connect
 
@@ -66,20 +66,21 @@ def told_after(address: str) -> Iterator[None]:
         timer.cancel()
 
 
-def tell(address: str, handle: Any) -> None:
-    """Print why nothing arrives from an address, if that is known."""
-    said = reason(address, handle)
+def tell(address: str, handle: Any, where: str) -> None:
+    """Print why nothing arrives from an address, if that is known. ``where``: the address as it was opened, with its
+    secrets: without them a server would refuse the question, which is not the reason."""
+    said = reason(where, handle)
     exits.told(f"{address}: nothing came yet" + (f": {said}" if said else "; waiting"))
 
 
 class Seldom:
-    """Looking around takes at most a twentieth of the time, however much there is to see."""
+    """Limits checks to a twentieth of the time, however long each takes."""
 
     def __init__(self) -> None:
         self._next = 0.0
 
     def __call__(self, look: Callable[[], None]) -> None:
-        """Look, if that is due."""
+        """Run the check, if it is due."""
         began = time.monotonic()
         if began >= self._next:
             look()
@@ -88,9 +89,8 @@ class Seldom:
 
 
 class Silences:
-    """Says of each source that was read, once a silence, why nothing comes any more.
-
-    Only for reasons that are sure (a lost connection, nobody who publishes): who publishes once a minute is not silent.
+    """Reports why a source that was read gives nothing any more, once per silence. Only for certain reasons (a lost
+    connection, no publisher): a source that publishes once a minute is not silent.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Silences:
 
 
 def _ended(handles: Mapping[str, Any]) -> dict[str, str]:
-    """Of the addresses from which nothing will come while all stays as it is, the reason in a sentence."""
+    """The addresses from which nothing can arrive in the current state, each with the reason as a sentence."""
     from penstock.observe import explain
 
     found = {}
@@ -144,7 +144,7 @@ def hint(addresses: Sequence[str]) -> str:
 
 def reason(address: str, handle: Any = None) -> str:
     """The likeliest reason for the silence of an address, in one sentence; empty where none is known."""
-    if parse(address).scheme == "tcp":  # looking would open a connection to it
+    if parse(address).scheme == "tcp":  # checking would open a connection to the publisher
         errors = [session.last_error for session in getattr(handle, "sessions", ()) if session.last_error]
         return str(errors[0]) if errors else ""
     from penstock.observe.explain import explain

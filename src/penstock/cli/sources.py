@@ -59,18 +59,19 @@ class Losses:
 class Source:
     """One address that is read; with several, ``head`` is printed before each of its messages."""
 
-    address: str
+    address: str  # as it is printed
+    where: str  # as it was opened, with its secrets
     subscriber: Subscriber
     values: Values
     losses: Losses
     head: bytes
     began_ns: int
     seen: int = 0
-    takes: bool = False  # what it reads is gone for others: all of it is printed
+    takes: bool = False  # reading takes messages from others, so all of them are printed
     past: str = ""  # where reading starts; empty: with new messages, or with the history that the reach keeps
     last: int = 0  # the ordinal that was read last
-    frontier: int | None = None  # the position after what a disk had when it was opened
-    passed: bool = False  # a message came that was not there when it was opened
+    frontier: int | None = None  # the position after the last message on disk when it was opened
+    passed: bool = False  # a message has arrived that did not exist when it was opened
 
     @property
     def quiet_s(self) -> float:
@@ -79,7 +80,7 @@ class Source:
 
     @property
     def _session(self) -> Any:
-        """Its connection, where a publisher reads the past for it and has said how much that is."""
+        """Its TCP session, if the publisher sends stored messages and has said how many there are."""
         sessions: Any = getattr(self.subscriber, "sessions", ()) if self.past == "network" else ()
         return next((one for one in sessions if one.frontier), None)
 
@@ -104,7 +105,9 @@ class Source:
         return new
 
     def missing(self) -> str:
-        """What is missing of a past that its publisher does not send any more, in words; empty while it may come."""
+        """Which stored messages will not arrive, because their publisher has stopped sending them, as text; empty while
+        they may.
+        """
         session = self._session
         if session is None or self.ended or session.connected:
             return ""
@@ -120,15 +123,15 @@ class Reader:
     write: Write
     passes: Callable[..., bool] | None
     expression: str
-    join: Callable[[], list[Source]] = list  # opens what is published by now and fits an address with '*'
-    waits_for: str = ""  # what is said while there is no source yet
+    join: Callable[[], list[Source]] = list  # opens new publishers that match an address with '*'
+    waits_for: str = ""  # the text printed while there is no source yet
     printed: int = 0
     silence_told: bool = False
     silences: silence.Silences = field(default_factory=silence.Silences)
     example: str = ""
     began: float = field(default_factory=time.monotonic)
     seldom: silence.Seldom = field(default_factory=silence.Seldom)
-    to_the_end: bool = False  # what comes after the start of this command is not printed
+    to_the_end: bool = False  # messages published after the start of this command are not printed
 
     def run(self, count: int | None, timeout: float | None, exit_at_end: bool) -> bool:
         """Run until the count or the end is reached (True), or nothing came for too long (False)."""
@@ -159,7 +162,7 @@ class Reader:
         self._tell_silence()
 
     def _is_over(self) -> bool:
-        """Whether the silence of all sources is their end; raises where one broke off before its end."""
+        """Whether all sources are silent because they are at their end; raises if one broke off before."""
         for source in self.sources:
             if said := source.missing():
                 exits.told(said)
@@ -169,11 +172,11 @@ class Reader:
     def _round(self, most: int | None, wait_s: float) -> int:
         """Wait for one of the sources, then print what each has; returns how many messages came."""
         if len(self.sources) == 1:
-            return self._some(self.sources[0], most, wait_s)
+            return self._print_some(self.sources[0], most, wait_s)
         came = 0
         for source in self.sources:
             if most is None or came < most:
-                came += self._some(source, None if most is None else most - came, 0)
+                came += self._print_some(source, None if most is None else most - came, 0)
         if not came:
             waiting = select.poll()  # select takes no descriptor above 1023
             for source in self.sources:
@@ -181,7 +184,7 @@ class Reader:
             waiting.poll(wait_s * 1000)
         return came
 
-    def _some(self, source: Source, most: int | None, wait_s: float) -> int:
+    def _print_some(self, source: Source, most: int | None, wait_s: float) -> int:
         """Print some messages; all of them are released when this returns."""
         out = sys.stdout.buffer
         batch = source.subscriber.read_many(min(256, most or 256), wait_s)
@@ -202,7 +205,7 @@ class Reader:
         return len(batch)
 
     def unmatched(self) -> str:
-        """Says how many messages the filter held back, if all that came were; else empty."""
+        """A text that says how many messages the filter rejected, if it rejected all; otherwise empty."""
         seen = sum(source.seen for source in self.sources)
         if self.printed or not seen:
             return ""
@@ -221,7 +224,7 @@ class Reader:
         elif not self.sources:
             exits.told(f"{self.waits_for}; waiting")
         elif len(self.sources) == 1:
-            silence.tell(self.sources[0].address, self.sources[0].subscriber)
+            silence.tell(self.sources[0].address, self.sources[0].subscriber, self.sources[0].where)
             self.silences.told(self.sources[0].address)
         else:
             exits.told(f"nothing came yet from any of {len(self.sources)} addresses")

@@ -66,7 +66,7 @@ def sql(
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         answer = connection.execute(asked)
-        if answer is None:  # a comment, a lone semicolon
+        if answer is None:  # the query is only a comment or a semicolon
             raise InvalidArgument("sql: the query is empty")
         names = [column[0] for column in answer.description or ()]
         rows = answer.fetchall()
@@ -86,7 +86,7 @@ def sql(
 def _named(
     connection: duckdb.DuckDBPyConnection, found: re.Match[str], query: str, check: bool, failed: list[PenstockError]
 ) -> str:
-    """A folder behind FROM as a table of its name; anything else stays as it is."""
+    """Replace a folder after FROM by a table of that name; leave anything else unchanged."""
     word = found[2]
     path = Path(word.strip("'\""))
     if not path.is_dir():
@@ -145,8 +145,9 @@ def _batches(path: Path, columns: Sequence[str], check: bool) -> Iterator[Any]:
 
 
 def _decoded(journal: Journal, batches: Iterator[Any]) -> Iterator[Any]:
-    """The batches with two more columns: ``packed``, whether a message is of a type that is no text, and ``decoded``,
-    its value as JSON then, where it has one."""
+    """The batches with two more columns: ``packed``, whether a message has a binary encoding, and ``decoded``, its
+    value as JSON in that case.
+    """
     import pyarrow
 
     described = Described([journal])
@@ -154,7 +155,8 @@ def _decoded(journal: Journal, batches: Iterator[Any]) -> Iterator[Any]:
     for topic in journal.topics:
         if any(schema.encoding not in ("json", "utf-8", "bytes") for schema in described.schemas(topic)):
             known[topic] = None
-            with contextlib.suppress(PenstockError, ModuleNotFoundError):  # its bytes are there all the same
+            # without a usable schema its bytes are still there
+            with contextlib.suppress(PenstockError, ModuleNotFoundError):
                 known[topic] = described.columns(topic)
     for batch in batches:
         texts: list[str | None] = [None] * len(batch)
@@ -201,9 +203,8 @@ def _print(names: list[str], rows: list[tuple[Any, ...]], form: str, plot: bool)
 
 
 def _bars(values: list[Any]) -> list[str]:
-    """A bar for each number, to the left of zero for a negative one; the longest fills its room.
-
-    What is no number, or not a finite one, has none.
+    """A bar for each number, to the left of zero if it is negative; the longest one fills the width. Other values, NaN
+    and infinity have none.
     """
     known = [float(value) if isinstance(value, int | float) else 0.0 for value in values]
     numbers = [number if math.isfinite(number) else 0.0 for number in known]
@@ -228,7 +229,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON has no such number
+        return None  # NaN or infinity, which JSON does not have
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 

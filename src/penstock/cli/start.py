@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["start_options"]
 
-#: Words for --from, and what a journal calls them.
+#: Words for --from, and the journal's names for them.
 WORDS = {"start": "first", "end": "new"}
 
 

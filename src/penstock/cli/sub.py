@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-_UNREADABLE: set[str | None] = set()  # channels of which it was told
+_UNREADABLE: set[str | None] = set()  # channels whose unreadable fields were reported
 LOOK_S = 0.2
 
 
@@ -66,7 +66,7 @@ def sub(
     first: Annotated[
         str | None, typer.Option("--from", help="From an ordinal on, from 'start' or 'end' (kept messages only).")
     ] = None,
-    last: Annotated[int | None, typer.Option(min=1, help="Begin with so many of the last ones (journals).")] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="Begin with the last N messages (journals).")] = None,
     start: Annotated[
         str | None,
         typer.Option(help="From the disk of a durable publisher: first, a position, a time or 'last 10 min'."),
@@ -74,7 +74,7 @@ def sub(
     exit_at_end: Annotated[
         bool, typer.Option("--exit-at-end", "-e", help="End when all that is there has been printed.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for a publisher that nobody can reach yet.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a publisher that cannot be reached yet.")] = False,
     timeout: Annotated[
         float | None, typer.Option(min=0.0, help="End with code 3 when nothing was printed for so long (s).")
     ] = None,
@@ -117,10 +117,11 @@ def sub(
                 subscriber = stack.enter_context(_opened(where, more, wait))
             if not wait:
                 silence.refuse_unreachable(address, subscriber, timeout)
-            head = f"{address}: " if several and not (as_json or template or form is decode.Format.RAW) else ""
+            named = several and not (as_json or template or form is decode.Format.RAW)
+            head = f"{without_secrets(address)}: " if named else ""
             values = Values(subscriber)
             losses = Losses(subscriber, as_json)
-            made = Source(without_secrets(address), subscriber, values, losses, head.encode(), began_ns)
+            made = Source(without_secrets(address), where, subscriber, values, losses, head.encode(), began_ns)
             made.frontier = getattr(subscriber, "frontier", None)
             made.takes = parse(where).scheme == "broker"
             if "start" in parse(where).options:
@@ -132,20 +133,21 @@ def sub(
             addresses.extend(new)
             return [source for address in new if (source := _attempted(opened, address)) is not None]
 
-        written = set(map(broker_address, given))  # these are refused
+        written = set(map(broker_address, given))  # addresses given by name: an unusable one is an error
         opening = [opened(address) if address in written else _attempted(opened, address) for address in addresses]
         sources = [source for source in opening if source is not None]
         if addresses and not sources:
             raise typer.Exit(exits.FAILED)
         known = [source.values.schemas(parse(source.address).topic or None) for source in sources]
-        if known and all(known):  # of several addresses, one that has a field is enough
+        if known and all(known):  # with several addresses it is enough if one has the field
             check_paths([one for schemas in known for one in schemas], [*paths, *(passes.paths if passes else ())])
         waits_for = nobody_like(patterns[0]) if patterns else ""
         reader = Reader(sources, write, passes, expression or "", join, waits_for)
         try:
             complete = reader.run(count, timeout, exit_at_end)
             unmatched = reader.unmatched()
-            hint = "" if complete else f": {unmatched}" if unmatched else silence.hint(addresses or patterns)
+            opened_as = [source.where for source in sources] or addresses or patterns
+            hint = "" if complete else f": {unmatched}" if unmatched else silence.hint(opened_as)
         finally:
             for source in sources:
                 source.losses.look()
@@ -156,7 +158,7 @@ def sub(
         exits.told(f"{', '.join(names)}: nothing came for {timeout:g} s{hint}")
         raise typer.Exit(exits.TIME_OVER)
     if exit_at_end and (lacking := [said for address in addresses if (said := silence.missing(address))]):
-        for said in lacking:  # a misspelt name looks like the end of the messages
+        for said in lacking:  # report it: a misspelt topic would look like the end of the messages
             exits.told(said)
         raise typer.Exit(exits.FAILED)
 
@@ -206,7 +208,9 @@ def _writer(form: decode.Format, template: str | None, as_json: bool, paths: lis
 
 def _fields(message: Message, values: Values, steps: dict[str, list[Step]], as_json: bool) -> bytes:
     """The fields of a message as a line. A missing field is null, as in filters; a text is printed without quotes
-    unless it is inside of an object or list. Of a message that is not what is said of it, all are null, told once."""
+    unless it is inside of an object or list. If a message does not match its schema, all fields are null, which is
+    reported once.
+    """
     try:
         value = values(message)
     except ValueError as error:

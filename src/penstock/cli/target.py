@@ -123,7 +123,8 @@ def _open(incomplete: str) -> set[str]:
     from penstock.observe.snapshot import live
 
     blocks = live()
-    names = {block.address for block in blocks if block.address and block.room != "bridge"}  # that is two addresses
+    # without bridges: the address of a bridge is two addresses
+    names = {block.address for block in blocks if block.address and block.room != "bridge"}
     head, queue, _ = incomplete.partition("?queue=")
     if queue:
         names |= {f"{head}?queue={b.name}" for b in blocks if (b.room, b.kind) == ("broker", "queue") and not b.address}
@@ -133,7 +134,7 @@ def _open(incomplete: str) -> set[str]:
 #: How many entries completion examines when it searches for journals.
 MOST_ENTRIES, MOST_DEPTH = 5000, 3
 
-REACHES = "shm:/NAME, tcp://HOST:PORT, journal:DIRECTORY#TOPIC or broker://HOST:PORT/TOPIC"
+REACHES = "shm:/NAME, tcp://HOST:PORT, journal:DIRECTORY#TOPIC, broker://HOST:PORT/TOPIC or nats://HOST:PORT/SUBJECT"
 
 
 def opened(given: Any) -> Any:
@@ -171,7 +172,9 @@ OptionList = Annotated[
 
 def expanded(given: list[str], wait: bool | None = None) -> list[str]:
     """The addresses, each '*' replaced by what is published on this machine; topics keep their own wildcards. Without
-    ``wait`` a '*' for nothing is refused; with it, that is told where others are there. None: there is no --wait."""
+    ``wait`` a '*' that matches nothing is refused; with it, this is reported if other addresses match. None: the
+    command has no --wait.
+    """
     found: list[str] = []
     empty = []
     for address in map(broker_address, given):
@@ -189,11 +192,11 @@ def expanded(given: list[str], wait: bool | None = None) -> list[str]:
 def has_wildcard(address: str) -> bool:
     """Whether a '*' in an address stands for several addresses; in a topic it is the reach's own."""
     scheme, _, rest = address.partition(":")
-    return "*" in rest.partition("?")[0] and scheme not in ("journal", "broker")
+    return "*" in rest.partition("?")[0] and scheme not in addresses.PATTERNS
 
 
 def fitting(patterns: Iterable[str]) -> list[str]:
-    """What is published on this machine and fits addresses with '*', with the options of these."""
+    """The published addresses of this machine that match these patterns with '*', with the options of the patterns."""
     from penstock.observe.snapshot import live, matching
 
     blocks = [block for block in live() if block.kind in PRODUCERS and block.address]
@@ -205,12 +208,14 @@ def fitting(patterns: Iterable[str]) -> list[str]:
 
 
 def nobody_like(pattern: str) -> str:
-    """What is said where nothing fits an address with '*'."""
+    """The error text if nothing matches an address with '*'."""
     return f"nobody on this machine publishes to anything like {without_secrets(pattern)}"
 
 
 def broker_address(address: str) -> str:
-    """``broker:QUEUE``, as ls prints a queue of this machine, as the address of its broker; any other as it is."""
+    """Turn ``broker:QUEUE``, as ls prints a queue of this machine, into the address of its broker; any other address is
+    unchanged.
+    """
     from penstock.observe import snapshot
 
     return snapshot.broker_address(address)

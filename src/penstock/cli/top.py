@@ -62,7 +62,7 @@ def top(
 
 @dataclass(slots=True)
 class View:
-    """What of the handles is shown, in which order, from which row on."""
+    """Which handles are shown, in which order, from which row on."""
 
     match: str = ""
     sort: str = SORTS[0]
@@ -137,7 +137,7 @@ def _live(watcher: Watcher, every: float, count: int | None, view: View) -> None
 
 
 def _looks(every: float, count: int | None) -> Iterator[None]:
-    """Waits before each look, so that the first one shows a rate already."""
+    """Wait before each look, so that already the first one shows a rate."""
     done = 0
     while count is None or done < count:
         time.sleep(every)
@@ -171,7 +171,7 @@ def _table(state: State, view: View, page: int | None = None) -> RenderableType:
     from rich.text import Text
 
     looks = view.chosen(state)
-    sums = summary(replace(state, looks=tuple(looks)))  # of the rows, as the number of handles is
+    sums = summary(replace(state, looks=tuple(looks)))  # sums of the visible rows, like the number of handles
     processes = len({look.block.pid for look in looks})
     rows = looks if page is None else looks[view.first : view.first + page]
     head = Text.assemble(

@@ -17,7 +17,9 @@ def torture(
         list[str] | None, typer.Argument(help=f"Any of: {', '.join(scenarios.SCENARIOS)}. All when none is named.")
     ] = None,
     kills: Annotated[int, typer.Option(min=1, help="How many kills each room gets (Spark: a hundredth of it).")] = 20,
-    seed: Annotated[int | None, typer.Option(help="Replays a run; a fresh one is chosen and printed.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The seed of a run to repeat; by default a new one is chosen and printed.")
+    ] = None,
     soak: Annotated[float, typer.Option(help="Instead: run every reach at once for so many minutes.")] = 0,
     keep: Annotated[Path | None, typer.Option(help="Keep what the workers wrote in this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON.")] = False,

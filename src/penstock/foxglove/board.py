@@ -49,7 +49,9 @@ class Shown:
         )
 
     def _make_sure(self, message: Any) -> None:
-        """Pictures or clouds: the first message says it. If it was advertised as the other, it is advertised anew."""
+        """The first message says whether it is a picture or a point cloud. If it was advertised as the other one,
+        advertise it again.
+        """
         kind = kind_of(message)
         self._sure = kind is not None
         if kind is not None and kind is not self._presentation.kind:

@@ -59,7 +59,7 @@ class Live:
         self._failed: dict[str, str] = {}
         self._look_again: dict[str, float] = {}  # for each address that could not be read, when it is tried next
         self._recordings: dict[Path, bool] = {}  # for each journal, whether a recorder writes it
-        self._silent: set[str] = set()  # named, and nobody publishes there
+        self._silent: set[str] = set()  # addresses that were given by name and have no publisher
 
     def tend(self) -> None:
         """Announce new addresses, withdraw those that have gone, and read those with viewers."""
@@ -108,9 +108,10 @@ class Live:
                 known = read_story(folder).known
                 with Journal(folder, mode="read") as journal:
                     if not known and journal.frontier <= 1:
-                        return True  # its first message says whether it is a recording
+                        # a journal without messages yet: its first message will say whether it is a recording
+                        return True
                 self._recordings[folder] = known
-            except (PenstockError, OSError):  # it is being made, or gone already
+            except (PenstockError, OSError):  # it is being created, or was removed
                 return True
         return self._recordings[folder]
 
@@ -134,7 +135,7 @@ class Live:
                 schema, sample = self._look(address)
                 self._failed.pop(address, None)
             except (PenstockError, OSError) as error:
-                if address not in self._silent:  # it was told that nobody publishes there
+                if address not in self._silent:  # that nobody publishes there was reported before
                     self._tell(address, f"{describe(error)}; waiting, and it is shown when somebody is there")
                 self._look_again[address] = time.monotonic() + LOOK_AGAIN_S
                 self._looks[address] = 0
@@ -144,20 +145,20 @@ class Live:
         if schema is not None:
             self._looks[address] = LOOKS
         self._publishers[address] = publishers
-        line = self._lines[address] = _with(self._lines.get(address, ()), schema)
+        line = self._lines[address] = _with_current(self._lines.get(address, ()), schema)
         if self.board.show(address, topic_of(address), line, sample) is None:
             self._tell(address, "there are too many topics; it is not shown")
 
     def _looked(self, address: str, publishers: frozenset[object], shown: Shown | None) -> bool:
-        """Whether its publishers are those of the last look, and there were enough looks at them."""
+        """Whether its publishers are the same as at the last look, and there were enough looks since they came."""
         same = shown is not None and self._publishers.get(address) == publishers
         return same and self._looks[address] >= LOOKS
 
     def _look(self, address: str) -> tuple[str | None, Any]:
-        """What its messages are made of, and of images one that is there: pictures or clouds."""
+        """The schema of its messages, and for images a sample, which says whether they are pictures or point clouds."""
         parts = parse(address)
         scheme = parts.scheme
-        if scheme in ("tcp", "broker"):  # whoever is not there would be waited for, and all others with it
+        if scheme in ("tcp", "broker"):  # connecting to an absent server would delay all other addresses
             for finding in explain(parts):
                 if finding.grave:
                     raise RefusedError(finding.text)
@@ -166,12 +167,12 @@ class Live:
             if scheme == "tcp" and (why := unreached(subscriber, time.monotonic() + GREETING_S)):
                 raise RefusedError(why)
             schema = subscriber.schema
-            if scheme == "shm" and is_image(_with((), schema)) and (message := subscriber.read(0)) is not None:
+            if scheme == "shm" and is_image(_with_current((), schema)) and (message := subscriber.read(0)) is not None:
                 return schema, bytes(message)
         return schema, None
 
     def _tell_nobody(self, address: str, publishers: frozenset[object]) -> None:
-        """Say that nobody publishes there, once for each time that it is so; of this machine alone is it known."""
+        """Report once per silence that nobody publishes there; this is known only for this machine."""
         if publishers:
             self._silent.discard(address)
         elif address not in self._silent and parse(address).scheme in ("shm", "journal"):
@@ -192,8 +193,8 @@ class Live:
             reader.thread.join()
 
 
-def _with(line: Line, text: str | None) -> Line:
-    """The versions, with the one that counts now at the end."""
+def _with_current(line: Line, text: str | None) -> Line:
+    """The versions, with the current one at the end."""
     if not text or text == _newest(line):
         return line
     try:
@@ -208,7 +209,7 @@ def _newest(line: Line) -> str | None:
 
 
 def _order(address: str) -> tuple[int, str]:
-    """Of two addresses that want one name in the viewer, the first has it."""
+    """The sort key of an address: of two with the same name in the viewer, the first gets it."""
     return SHARED.index(address.partition(":")[0] + ":"), address
 
 
@@ -249,7 +250,9 @@ class _Reader:
                 return
 
     def _send(self, message: Any, subscriber: Any) -> None:
-        """A message that does not match may be the first one of another type: then it waits for that one."""
+        """Send a message. One that does not match may be the first of a new type: then look for the new schema and wait
+        for its viewers.
+        """
         before = self.shown
         if before.send(message) is None:
             return
@@ -266,7 +269,7 @@ class _Reader:
         if time.monotonic() - self._looked_at < every_s:
             return
         self._looked_at = time.monotonic()
-        with contextlib.suppress(PenstockError):  # a broker that does not tell it
+        with contextlib.suppress(PenstockError):  # the broker does not tell the schema
             self.schema = subscriber.schema
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""An ``Image`` in the viewer's protobuf messages, and back: without the viewer's package.
+"""Converts the viewer's protobuf messages back into an ``Image``, without the viewer's package.
 
 ``foxglove.RawImage`` and ``foxglove.PointCloud`` have the elements in one field. The description that makes a message
 of them (``penstock.types.image``) is added in a field whose number is unknown to viewers, which skip it.
@@ -10,8 +10,8 @@ from penstock.types.image import Image, decode, describe
 
 __all__ = ["description_field", "original"]
 
-DATA_FIELD = 6  # of both protobuf messages
-DESCRIPTION_FIELD = 7001  # of our own
+DATA_FIELD = 6  # the number of the field ``data`` in both protobuf messages
+DESCRIPTION_FIELD = 7001  # our own field, unknown to viewers
 
 
 def _varint(number: int) -> bytes:
@@ -23,13 +23,15 @@ def _varint(number: int) -> bytes:
 
 
 def description_field(image: Image) -> bytes:
-    """What is added to the protobuf message."""
+    """The field that is added to the protobuf message."""
     data = describe(image)
     return _varint(DESCRIPTION_FIELD << 3 | 2) + _varint(len(data)) + data
 
 
 def original(body: bytes) -> bytes:
-    """The message that ``penstock.foxglove.pictures`` made this of; ``ValueError`` where it was not made there."""
+    """The image that ``penstock.foxglove.pictures`` has converted to ``body``; ``ValueError`` if ``body`` was not made
+    there.
+    """
     parts: dict[int, memoryview] = {}
     view = memoryview(body)
     place = 0
@@ -46,7 +48,7 @@ def original(body: bytes) -> bytes:
         else:
             raise ValueError("this is no picture")
     found = bytes(parts.get(DATA_FIELD, b"")) + bytes(parts.get(DESCRIPTION_FIELD, b""))
-    decode(found)  # the description fits the data
+    decode(found)  # checks that the description fits the data
     return found
 
 

@@ -1,7 +1,6 @@
-"""An ``Image`` as the viewer knows it: ``foxglove.RawImage``, or ``foxglove.PointCloud`` where it is named as a cloud.
-
-What is made of it is protobuf, with the image's own description in a field that viewers skip
-(``penstock.foxglove.original``): so the very message can be made of it again.
+"""Converts an ``Image`` into the viewer's ``foxglove.RawImage``, or ``foxglove.PointCloud`` if its encoding is that of
+a cloud. The result is protobuf, with the image's own description in a field that viewers skip
+(``penstock.foxglove.original``), so that it can be converted back exactly.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from penstock.types.image import Image, decode
 __all__ = ["Kind", "kind_of", "picture_of"]
 
 SECOND_NS = 1_000_000_000
-#: By the channels and type of an image that has no name of an encoding.
+#: The encoding of an image without a name, by its channels and type.
 UNNAMED = {
     (1, "|u1"): "mono8", (3, "|u1"): "rgb8", (4, "|u1"): "rgba8", (1, "<u2"): "16UC1", (1, "<f4"): "32FC1",
 }  # fmt: skip
@@ -38,9 +37,9 @@ KNOWN = {
     "yuv422": (2, "|u1"), "yuv422_yuy2": (2, "|u1"), "uyvy": (2, "|u1"), "yuyv": (2, "|u1"),
     "bayer_rggb8": (1, "|u1"), "bayer_bggr8": (1, "|u1"), "bayer_gbrg8": (1, "|u1"), "bayer_grbg8": (1, "|u1"),
 }  # fmt: skip
-#: The names that mean something to the viewer under another name.
+#: Our names of encodings that have another name in the viewer.
 RENAMED = {"depth16": "16UC1", "depth32": "32FC1"}
-#: What the names of clouds stand for, before the number of bits: xyz32, xyzi32, xyzrgb32 ...
+#: The fields of a cloud by its name without the number of bits: xyz32, xyzi32, xyzrgb32 ...
 CLOUDS = {
     "xyz": ("x", "y", "z"),
     "xyzi": ("x", "y", "z", "intensity"),
@@ -54,7 +53,7 @@ NUMBERS = {
 
 
 class Kind(enum.Enum):
-    """What the viewer takes it for."""
+    """The viewer's type for an image."""
 
     PICTURE = RawImage
     CLOUD = PointCloud
@@ -66,7 +65,7 @@ class Kind(enum.Enum):
 
 
 def kind_of(message: Any) -> Kind | None:
-    """What a message is; None where it is no image at all."""
+    """The viewer's type for a message; None if it is not an image."""
     try:
         return _kind(decode(message))
     except ValueError:
@@ -79,7 +78,7 @@ def _kind(image: Image) -> Kind:
 
 
 def picture_of(message: Any, kind: Kind | None = None) -> tuple[Kind, bytes]:
-    """What it is, and the viewer's form of it; ``ValueError`` where it is no image, or not of that kind."""
+    """The viewer's type and the converted message; ``ValueError`` if it is no image, or not of that kind."""
     image: Any = decode(message)
     if image.dtype.byteorder == ">":
         image = image.astype(image.dtype.newbyteorder("<"))

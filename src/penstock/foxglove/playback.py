@@ -84,7 +84,8 @@ class Playback:
         self._seek_ns: int | None = self.range_ns[0]
         self._anchor = (time.monotonic(), self.range_ns[0])  # a monotonic time, and the recording's time at that moment
         self._told_at = 0.0
-        self._passed: dict[str, tuple[Journal, Message]] = {}  # the thread's: of each topic, the last one not sent
+        # used by the thread only: by topic, the last message that was not sent
+        self._passed: dict[str, tuple[Journal, Message]] = {}
 
     def start(self) -> None:
         """Start the thread; ``tell`` may be called from now on."""
@@ -161,7 +162,7 @@ class Playback:
         following: tuple[Journal, Message] | None = None
         while (step := self._next_step(None if following is None else following[1])) != "stop":
             try:
-                following = self._do(step, following)
+                following = self._perform(step, following)
             except (PenstockError, OSError) as error:
                 self._coming, following = iter(()), None
                 with self._changed:
@@ -169,7 +170,7 @@ class Playback:
                 self._tell_failure(error)
                 self._tell(self.state)
 
-    def _do(self, step: str, following: tuple[Journal, Message] | None) -> tuple[Journal, Message] | None:
+    def _perform(self, step: str, following: tuple[Journal, Message] | None) -> tuple[Journal, Message] | None:
         """Do what is next; returns the message that is shown after it."""
         if step == "tell":
             self._tell(self.state)
@@ -189,7 +190,8 @@ class Playback:
                 try:
                     for one in last_until(self._journals, self._topics, seek_ns, self._given_up).values():
                         self._show(*one)
-                except (PenstockError, OSError) as error:  # what lies before it; it plays on from there all the same
+                # the messages before that moment cannot be read; playback continues from there all the same
+                except (PenstockError, OSError) as error:
                     self._tell_failure(error)
             return next(self._coming, None)
         return following
@@ -221,6 +223,7 @@ class Playback:
                 at, moment_ns = self._anchor
                 left_s = at + (message.timestamp_ns - moment_ns) / 1e9 / self._speed - now
                 if left_s <= 0:
+                    # Sending lags: let the clock wait instead of sending a burst to catch up.
                     if left_s < -LATE_S and message.timestamp_ns > moment_ns:
                         self._anchor = (now, message.timestamp_ns)
                     return "show"

@@ -38,7 +38,7 @@ class Presentation:
     encoding: str
     schema: foxglove.Schema
     convert: Convert
-    kind: Kind | None = None  #: of images: what the viewer takes them for
+    kind: Kind | None = None  #: for images: the viewer's type
 
 
 def presentation_of(line: Line, sample: Any = None) -> Presentation:

@@ -170,14 +170,14 @@ class Server:
         server = self._server
         if server is not None:
             server.broadcast_time(state.now_ns)
-            server.broadcast_playback_state(_told(state, ""))
+            server.broadcast_playback_state(_playback_state(state, ""))
 
     def _warn(self, why: str) -> None:
         if self._server is not None:
             self._server.publish_status(why, StatusLevel.Error)
 
 
-def _told(state: State, request: str) -> PlaybackState:
+def _playback_state(state: State, request: str) -> PlaybackState:
     return PlaybackState(STATUS[state.status], state.now_ns, state.speed, state.did_seek, request)
 
 
@@ -217,4 +217,4 @@ class Listener(ServerListener):  # type: ignore[misc]  # without the package it 
         paused = asked.playback_command == PlaybackCommand.Pause
         state = playback.control(paused=paused, speed=asked.playback_speed, seek_ns=asked.seek_time)
         self._of.tell_parameters()
-        return _told(state, asked.request_id)
+        return _playback_state(state, asked.request_id)

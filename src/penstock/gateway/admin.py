@@ -1,8 +1,8 @@
-"""The admin socket: others of the same user look at a gateway at work and change it.
+"""The admin socket: other processes of the same user inspect a running gateway and change it.
 
 A Unix socket of mode 0600. A request is a JSON object on a line, ``{"do": WORD, ...}``; its answer is a line, ``{"ok":
-...}`` or ``{"error": TEXT}``. After ``events`` a line follows for each event until the asker leaves. A connection's
-requests are answered one after the other, on a thread of its own; at most ``MAX_CONNECTIONS`` are served.
+...}`` or ``{"error": TEXT}``. After ``events`` a line follows for each event until the client disconnects. A
+connection's requests are answered one after the other, on a thread of its own; at most ``MAX_CONNECTIONS`` are served.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 MAX_LINE_BYTES = 1 << 20
 MAX_CONNECTIONS = 16
 MAX_WAITING = 1024
-ANSWER_S = 10.0  # what takes no time is answered within it
-CHANGE_S = 120.0  # modules and endpoints are started, or drained, before a change is answered
-MAX_TIMEOUT_S = 1e6  # of a request: longer is for ever
+ANSWER_S = 10.0  # how long a client waits for an answer that needs no waiting
+CHANGE_S = 120.0  # how long it waits for a change: modules and endpoints are started, or drained, before the answer
+MAX_TIMEOUT_S = 1e6  # a longer time-out of a request counts as none
 
 
 class Admin:
@@ -54,7 +54,7 @@ class Admin:
         self._thread.start()
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Stop serving."""
         with self._lock:
             self._closed = True
             connections, listeners = list(self._connections), list(self._listeners)
@@ -75,7 +75,7 @@ class Admin:
             try:
                 connection, _ = self._socket.accept()
             except OSError:
-                return  # it was shut down
+                return  # the listening socket was shut down
             with self._lock:
                 refused = self._closed or len(self._connections) >= MAX_CONNECTIONS
                 if not refused:
@@ -164,7 +164,7 @@ class Admin:
             context, tuple
         ) else context  # fmt: skip
         for listener in listeners:
-            with contextlib.suppress(queue.Full):  # one who does not read misses some
+            with contextlib.suppress(queue.Full):  # a client that does not read misses events
                 listener.put_nowait({"event": event.value, "context": parts})
 
     def _events(self) -> Iterator[dict[str, Any]]:
@@ -187,8 +187,9 @@ class Admin:
 
 
 def ask(path: str | Path, request: dict[str, Any], patience_s: float | None = None) -> Iterator[Any]:
-    """What the gateway at ``path`` answers; after ``events``, each event. ``patience_s``: how long to wait for the
-    answer; None: as long as such a request may take."""
+    """Yield the answers of the gateway at ``path``; after ``events``, each event. ``patience_s``: how long to wait for
+    an answer; None: as long as such a request may take.
+    """
     if patience_s is None:
         quick = request.get("do") in ("list", "pause", "resume", "events")
         patience_s = ANSWER_S if quick else CHANGE_S + min(float(request.get("timeout", 0.0)), MAX_TIMEOUT_S)
@@ -207,7 +208,8 @@ def ask(path: str | Path, request: dict[str, Any], patience_s: float | None = No
 
 
 def _answers_to(connection: socket.socket, path: str | Path, request: dict[str, Any]) -> Iterator[Any]:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it hung up
+    # it disconnected; its last answer may still be readable
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _send(connection, request)
     with connection.makefile("rb") as lines:
         for line in _until_hung_up(lines):
@@ -232,7 +234,9 @@ def _send(connection: socket.socket, data: dict[str, Any]) -> None:
 
 
 def _bound(path: Path) -> socket.socket:
-    """Nobody can connect before its mode is 0600: it listens after that, and then gets its name."""
+    """A listening socket of mode 0600 at ``path``. It is set up under a temporary name, so that nobody can connect
+    before its mode is set.
+    """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise InvalidArgument(f"{path} is there and is no socket")

@@ -46,8 +46,8 @@ from penstock.gateway.worker import DROPPED, ERROR, Deadline, Joint, Life, OnFai
 
 MAX_MODULES = 65535
 JOIN_TIMEOUT_S = 10.0
-END_S = 0.5  # the least time-out
-RESERVE_S = 5.0  # the most that is kept back of a time-out for them
+END_S = 0.5  # the shortest time-out of an orderly end
+RESERVE_S = 5.0  # the most of a time-out that is kept back for them
 POLL_S = 0.002
 log = logging.getLogger("penstock.gateway")
 _live: weakref.WeakSet[ModuleBroker] = weakref.WeakSet()
@@ -71,16 +71,16 @@ class ModuleInfo:
     sources: tuple[str, ...]
     seconds_in_receive: float
     ledger: Ledger
-    stored: int = 0  # not handled at the end; the durable source that they came from keeps them
-    lost: int = 0  # in the hand of a process that died, given up, or driven out of a buffer
-    backlog: int = 0  # of a buffer: on disk and not handled yet
+    stored: int = 0  # not handled at the end; their durable source keeps them
+    lost: int = 0  # being handled by a process that died, given up, or removed from a buffer by its bounds
+    backlog: int = 0  # of a buffer: messages on disk that were not handled yet
 
 
 class ModuleBroker(Router):
     """Routes messages between modules; made with one reference.
 
     ``publish(source, message)``, which is native, sends a message from an attached module to every sink linked to it.
-    The caller keeps his reference and may publish it again. ``TimeoutError`` names the sink that stayed full.
+    The caller keeps its reference and may publish the message again. ``TimeoutError`` names the sink that stayed full.
     """
 
     def __init__(self, *, cycle_timeout_s: float = 1.0) -> None:
@@ -95,11 +95,11 @@ class ModuleBroker(Router):
         self._flows: dict[tuple[Output, Worker], Flow] = {}
         self._uncounted = Uncounted()
         self._cycles: Cycles[Worker] = Cycles()
-        self._deferring = 0  # how many are in ``many_changes``
-        #: Told of a publish that a full sink ended, and of a link's predicate that raised: (source's name, error).
+        self._deferring = 0  # how many blocks of ``many_changes`` are open
+        #: Called when a full sink ended a publish, or a link's predicate raised: (source's name, error).
         self.on_refused: Callable[[str, BaseException], object] | None = None
         self.on_filter_error: Callable[[str, BaseException], object] | None = None
-        #: Told of a module that did not come back from a step: (its name, the step).
+        #: Called when a module did not return from a step: (its name, the step).
         self.on_abandoned: Callable[[str, str], object] | None = None
         _live.add(self)
 
@@ -109,14 +109,16 @@ class ModuleBroker(Router):
     # ---- the handle
 
     def inc_ref(self) -> Self:
-        """One more holder; gives the broker itself."""
+        """Add a reference; returns the broker itself."""
         with self._lock:
             self._check()
             self._references += 1
         return self
 
     def dec_ref(self) -> None:
-        """One holder less; the last one stops every worker and frees everything, modules attached or not."""
+        """Drop a reference; the last one stops every worker and frees everything, whether modules are attached or
+        not.
+        """
         with self._lock:
             if self._references == 0:
                 return
@@ -131,7 +133,7 @@ class ModuleBroker(Router):
 
     @property
     def references(self) -> int:
-        """How many holders there are; 0: destroyed."""
+        """How many references there are; 0: destroyed."""
         return self._references
 
     def __enter__(self) -> Self:
@@ -155,8 +157,8 @@ class ModuleBroker(Router):
         worker = self._worker(source, BrokerError)
         raise BrokerError(f"module {worker.name!r} was stopped; what it publishes now is refused")
 
-    def _silence(self, workers: Sequence[Worker]) -> None:
-        """From now on refuse what these modules publish: they were stopped, and their sinks are next."""
+    def _refuse_publishes(self, workers: Sequence[Worker]) -> None:
+        """Refuse from now on what these modules publish: they were stopped, and their sinks will be next."""
         with self._lock:
             for worker in workers:
                 self._ports.pop(id(worker.module), None)
@@ -172,8 +174,9 @@ class ModuleBroker(Router):
         on_failure: OnFailure | None = None,
         started: bool = True,
     ) -> ModuleInfo:
-        """Attach ``module`` (anything with a ``receive``) with a queue and a worker of its own. Not ``started``, it
-        receives nothing until its worker is told to begin."""
+        """Attach ``module`` (anything with a ``receive``) with a queue and a worker of its own. With ``started=False``
+        it receives nothing until its worker gets the order to begin.
+        """
         if module is None or not callable(getattr(module, "receive", None)):
             raise InvalidArgument(f"a module has a receive method, {module!r} has none")
         queue = queue or QueueOptions()
@@ -182,7 +185,7 @@ class ModuleBroker(Router):
             if id(module) in self._workers:
                 raise BrokerError(f"{module!r} is attached to this broker already")
             name = name or getattr(module, "name", "") or f"{type(module).__name__}-{len(self._workers) + 1}"
-            name = without_secrets(name)  # of an endpoint it is an address
+            name = without_secrets(name)  # the name of an endpoint is an address, which may contain a token
             port = self._port(name)
             port.on_error = functools.partial(self._filter_failed, name)
             reader = QueueSubscriber(
@@ -200,7 +203,7 @@ class ModuleBroker(Router):
                 worker.life = Life.RUNNING
             try:
                 worker.start()
-            except RuntimeError as error:  # no more threads
+            except RuntimeError as error:  # the system allows no more threads
                 reader.close()
                 raise BrokerError(f"module {name!r} got no thread: {error}") from error
             self._workers[id(module)] = worker
@@ -217,12 +220,13 @@ class ModuleBroker(Router):
         done: Callable[[Worker], object] | None = None,
     ) -> bool:
         """Detach ``module``: nothing new reaches it; what is queued is handled first (``drain``) or dropped and
-        counted. Its links go with it. When draining takes longer than ``timeout``, ``DrainError``, and everything is
-        as it was. A module that removes itself leaves when its ``receive`` has returned.
+        counted. Its links are removed with it. If draining takes longer than ``timeout``, ``DrainError`` is raised and
+        nothing has changed. A module that removes itself leaves when its ``receive`` has returned.
 
         With ``steps`` the module's ``stop`` and ``destroy`` are called too; ``done`` is called with the worker when the
-        module is detached. All of it ends with ``timeout``: a module that does not come back by then is abandoned, and
-        the result is False."""
+        module is detached. All of this takes at most ``timeout``: a module that has not returned by then is abandoned,
+        and the result is False.
+        """
         worker, incoming = self._begin_removal(module)
         if worker.mine:
             worker.after = lambda: self._leave(worker, steps, done)
@@ -230,7 +234,7 @@ class ModuleBroker(Router):
                 worker.cut()
             return True
         ending, taken = Ending.within(timeout), worker.taken
-        if drain and not self._drained((worker,), ending.drained_by):
+        if drain and not _in_time(_draining((worker,)), ending.drained_by):
             left, hung = worker.waiting, worker.busy_since is not None and worker.taken == taken
             self._restore(worker, incoming)
             told = DrainError(
@@ -249,7 +253,7 @@ class ModuleBroker(Router):
         return self._end_all((worker,), ending.over_by, ("destroy",) if steps else (), done) == []
 
     def _leave(self, worker: Worker, steps: bool, done: Callable[[Worker], object] | None) -> None:
-        """The removal of a module by itself, on its worker's thread."""
+        """Remove a module that removes itself, on its worker's thread."""
         if steps:
             for step in ("stop", "end"):
                 worker._step(step)
@@ -261,26 +265,29 @@ class ModuleBroker(Router):
         if done is not None:
             done(worker)
 
-    def stop_all(self, modules: list[Any], ending: Ending) -> bool:
-        """Call ``stop`` and ``end`` of these modules; whether all came back by ``ending.drained_by``. One that did not
-        may wait for others: ``cut_all``, then ``end_stopping``."""
+    def stopping(self, modules: list[Any]) -> Iterator[Order]:
+        """Call ``stop`` and ``end`` of these modules; yields what it waits for until all have returned. One that does
+        not return may be waiting for others: call ``cut_all``, then ``end_stopping``.
+        """
         orders = self._post_stops(self._workers_of(modules))
-        if not all(order.wait(ending.drained_by) for _, *steps in orders for order in steps):
-            return False
+        for _, *steps in orders:
+            for order in steps:
+                while not order.done:
+                    yield order
         stopped = [worker for worker, *_ in orders]
-        self._silence(stopped)
+        self._refuse_publishes(stopped)
         for worker in stopped:
-            worker.queue.close()  # after all of them: those of a cycle may publish when they are stopped
+            # only when all are stopped: modules on a cycle may publish while they are being stopped
+            worker.queue.close()
             count_unhandled(worker)
-        return True
 
     def _post_stops(self, workers: Sequence[Worker]) -> list[tuple[Worker, Order, Order]]:
-        """The orders to wait for; the caller's own worker carries its out when the caller has returned."""
+        """The orders to wait for, without that of the caller's own worker, which runs when the caller has returned."""
         orders = [(worker, worker.stop(), worker.run_step("end")) for worker in workers]
         return [posted for posted in orders if not posted[0].mine]
 
     def end_stopping(self, modules: list[Any], ending: Ending) -> None:
-        """The same for those who have no more time: whoever does not come back is freed by force."""
+        """The same for modules whose time is over: the waits of those that do not return are ended by force."""
         self._stop_all(self._workers_of(modules), ending)
 
     def _stop_all(self, workers: Sequence[Worker], ending: Ending) -> None:
@@ -297,8 +304,9 @@ class ModuleBroker(Router):
             count_unhandled(worker)
 
     def end_all(self, modules: list[Any], deadline: Deadline) -> list[str]:
-        """Detach these modules, call their ``destroy`` and end their threads; gives the names of those that did not
-        come back and were abandoned."""
+        """Detach these modules, call their ``destroy`` and end their threads; returns the names of those that did not
+        return and were abandoned.
+        """
         workers = self._workers_of(modules)
         with self.many_changes():
             for worker in workers:
@@ -313,16 +321,16 @@ class ModuleBroker(Router):
         done: Callable[[Worker], object] | None = None,
     ) -> list[str]:
         for worker in workers:
-            worker.cut()  # all of them first: one may wait for another
+            worker.cut()  # cut all of them first: one may be waiting for another
         orders, hurried = [], False
-        for worker in workers:  # one after the other, until one takes too long: then all at once
+        for worker in workers:  # one after the other, until one takes too long: then all of them at once
             orders.append((worker, worker.end(*steps, last=functools.partial(self._forget, worker))))
             if not hurried and not worker.mine:
                 hurried = not orders[-1][1].wait(deadline.part(0.25))
         abandoned = []
         for worker, order in orders:
             if not worker.mine and order.wait(deadline):
-                worker.thread.join(JOIN_TIMEOUT_S)  # it has nothing left to do
+                worker.thread.join(JOIN_TIMEOUT_S)  # its thread has nothing left to do
             elif not worker.mine and self._abandon(worker):
                 abandoned.append(worker.name)
                 self._forget(worker)
@@ -333,10 +341,11 @@ class ModuleBroker(Router):
         return abandoned
 
     def cut_all(self, modules: list[Any]) -> None:
-        """These modules receive nothing more, nobody waits for them, and their processes are to end after the message
-        in hand (``end_stopping`` kills those that do not)."""
+        """Let these modules receive nothing more and end all waits for them. Their processes end after the current
+        message (``end_stopping`` kills those that do not).
+        """
         workers = self._workers_of(modules)
-        self._silence(workers)  # first: what is published to a closed queue goes to nobody
+        self._refuse_publishes(workers)  # before the queues are closed, where messages would be lost
         for worker in workers:
             worker.cut()
         for worker in workers:
@@ -356,12 +365,12 @@ class ModuleBroker(Router):
         return True
 
     def workers_at_end(self, modules: list[Any]) -> list[Worker]:
-        """The workers of these modules, each of which knows whether durable sources keep what it gets."""
+        """The workers of these modules, each with ``backed`` set: whether durable sources keep everything it gets."""
         workers = self._workers_of(modules)
         with self._lock:
             bare = [worker for worker in workers if not worker.has_keepers]
             found = set(bare)
-            for worker in bare:  # grows: what passes on what nobody keeps
+            for worker in bare:  # the list grows: a module that passes on messages which nobody keeps adds its sinks
                 if not worker.is_durable:
                     reached = {sink for output in (worker.output, *worker.outputs.values()) for sink in output.sinks}
                     bare += reached - found
@@ -375,12 +384,13 @@ class ModuleBroker(Router):
             return [self._workers[id(module)] for module in modules if id(module) in self._workers]
 
     def replace_module(self, old: Any, new: Any) -> None:
-        """Put ``new`` in the place of ``old``: same name, id, queue and links. On its worker's thread, or while that
-        waits for it."""
+        """Replace ``old`` by ``new``: same name, id, queue and links. Called on its worker's thread, or while that
+        thread waits for it.
+        """
         with self._lock:
             worker = self._worker(old, BrokerError)
             worker.adopt(new)
-            # In its place: the modules are told in order of adding.
+            # Keep its place in the table, which is in order of adding.
             self._workers = {id(new) if one is worker else key: one for key, one in self._workers.items()}
             if self._ports.pop(id(old), None) is not None:
                 self._ports[id(new)] = worker.port
@@ -393,7 +403,7 @@ class ModuleBroker(Router):
             worker.removing = True
             incoming = list(worker.sources.items())
             for other, _ in incoming:
-                self._part(other, worker)
+                self._unlink(other, worker)
         return worker, incoming
 
     def _restore(self, worker: Worker, incoming: list[tuple[Output, Joint]]) -> None:
@@ -402,22 +412,23 @@ class ModuleBroker(Router):
             for other, joint in incoming:
                 if id(other.worker.module) in self._workers:
                     self._join(other, worker, Joint.of(joint.accepts, joint.options))
-                    note_parting(other)  # what was taken meanwhile has passed it by
+                    note_parting(other)  # messages that were published meanwhile have missed this sink
 
     def _detach(self, worker: Worker) -> None:
-        """Take it out of the tables: it can publish no more."""
+        """Remove it from the tables, so that it can no longer publish."""
         with self._lock:
             self._workers.pop(id(worker.module), None)
             self._ports.pop(id(worker.module), None)
             for output in (worker.output, *worker.outputs.values()):
                 for sink in list(output.sinks):
-                    self._part(output, sink)
+                    self._unlink(output, sink)
             for source in list(worker.sources):
-                self._part(source, worker)
+                self._unlink(source, worker)
 
     def _forget(self, worker: Worker) -> None:
         for output in (worker.output, *worker.outputs.values()):
-            output.port.rules = output.port.on_error = None  # kept messages hold their port: it must hold nothing more
+            # messages that users keep hold their port, so the port must not hold anything else
+            output.port.rules = output.port.on_error = None
         worker.counters.close()
 
     # ---- links
@@ -431,24 +442,27 @@ class ModuleBroker(Router):
         *,
         output: str = "",
     ) -> None:
-        """From now on what ``source`` publishes (as its ``output``, where one is named) reaches ``sink``. The same link
-        again delivers once and takes the new filter and options; several filters let through what any of them does."""
+        """From now on what ``source`` publishes (as its ``output``, where one is named) reaches ``sink``. Adding the
+        same link again replaces its filter and options. With several filters a message passes if any of them accepts
+        it.
+        """
         if source is None or sink is None:
             raise InvalidArgument("a link has a source and a sink, not None")
         filters = (link_filter,) if isinstance(link_filter, Filter) else link_filter or ()
         with self._lock:
             self._check()
             worker, other = self._worker(source, AddLinkError), self._worker(sink, AddLinkError)
-            read = None if output == ERROR else PublishedValues(worker)  # an error link has what others failed at
+            # messages of an error link come from other modules
+            read = None if output == ERROR else PublishedValues(worker)
             compiled = [one.compile(read=read) for one in filters if not one.empty]
             accepts = any_of(compiled) if compiled and len(compiled) == len(filters) else None
-            self._join(self._output(worker, output), other, self._joint(worker, accepts, options))
+            self._join(self._output(worker, output), other, self._new_joint(worker, accepts, options))
 
-    def _joint(self, source: Worker, accepts: Predicate | None, options: LinkOptions) -> Joint:
+    def _new_joint(self, source: Worker, accepts: Predicate | None, options: LinkOptions) -> Joint:
         return Joint.of(accepts, options.chosen(source.is_durable))
 
     def _output(self, worker: Worker, name: str) -> Output:
-        """A module's output of that name, made where it is missing."""
+        """A module's output of that name, created if it does not exist."""
         if not name:
             return worker.output
         if name not in worker.outputs:
@@ -459,30 +473,35 @@ class ModuleBroker(Router):
         return worker.outputs[name]
 
     def publish_output(self, source: Any, output: str, message: GatewayMessage) -> None:
-        """Send a message from an attached module to every sink linked to its ``output``. What goes to the output
-        ``dropped`` counts as filtered by the module, whoever is linked to it."""
+        """Send a message from an attached module to every sink linked to its ``output``. A message to the output
+        ``dropped`` counts as filtered by the module, whether or not anybody is linked to it.
+        """
         worker = self._worker(source, BrokerError)
         found, key = worker.outputs.get(output), id(source)
         if output == DROPPED:
             worker.count_filtered()
         if found is None:
             return  # nobody is linked to it
-        if key not in self._ports:  # just before it: whoever is silenced after this has published
+        # check right before publishing: a module that is silenced later counts as having published
+        if key not in self._ports:
             self._refuse(source, message)
         found.port.publish(message)
 
     def mark(self, source: Any, since: int = 0, after: Mark | None = None) -> Mark:
-        """What ``source`` has published so far, to ask whether it has been handled over its at_least_once links.
-        ``since`` is ``last_loss()`` from before the publishing: older losses are not its own. ``after`` is the mark of
-        what was published before that: what it waits for need not be waited for here."""
+        """A mark of what ``source`` has published so far, which says whether it was handled over the at_least_once
+        links. ``since`` is ``last_loss()`` from before the publishing: earlier losses do not concern it. ``after`` is
+        the mark of what was published before: what that mark waits for, this one need not wait for.
+        """
         return Mark(self._worker(source, BrokerError), since, after)
 
     def linked(self, source: Any) -> bool:
-        """Whether anybody gets what ``source`` publishes, by whichever output."""
+        """Whether anything is linked to ``source``, to any of its outputs."""
         return any(output.sinks for output in self._worker(source, BrokerError).own_outputs)
 
     def note_refused(self, source: Any) -> None:
-        """What ``source`` had to publish for messages that count as handled was refused: those are to come again."""
+        """Note that a sink refused what ``source`` published while handling messages that count as handled: those
+        messages must be redelivered.
+        """
         note_loss(self._worker(source, BrokerError))
 
     def remove_link(self, source: Any, sink: Any, *, output: str = "") -> None:
@@ -495,11 +514,13 @@ class ModuleBroker(Router):
             found = ends[0].outputs.get(output) if output else ends[0].output
             if found is None or ends[1] not in found.sinks:
                 raise RemoveLinkError(f"there is no link {ends[0].name} -> {ends[1].name}")
-            self._part(found, ends[1])
+            self._unlink(found, ends[1])
 
     @contextmanager
     def many_changes(self) -> Iterator[None]:
-        """Changes of links inside are looked at together at the end: what lies on a cycle is found once."""
+        """Inside this block, changes of links are examined together at the end, so that cycles are searched for only
+        once.
+        """
         with self._lock:
             outermost = not self._deferring
             self._deferring += 1
@@ -538,11 +559,12 @@ class ModuleBroker(Router):
         self._set_rules(source.worker)
         sink.queue.subscribe(source.port.id)
 
-    def _part(self, source: Output, sink: Worker) -> None:
+    def _unlink(self, source: Output, sink: Worker) -> None:
         joint = source.sinks.get(sink)
         if joint is None:
             return
-        # In this order: a mark that no longer finds the sink knows of the parting, unless its messages came after it.
+        # In this order: a mark that no longer finds the sink then sees that a link was removed, unless its messages
+        # were published later.
         if not sink.queue.closed:
             sink.queue.unsubscribe(source.port.id)
         if joint.options.delivery is Delivery.AT_LEAST_ONCE:
@@ -565,7 +587,7 @@ class ModuleBroker(Router):
         return any(sink in output.sinks for output in (source.output, *source.outputs.values()))
 
     def _set_rules(self, worker: Worker) -> None:
-        """Tell a module's ports what is special about its links: filters, and sinks that it must not wait for."""
+        """Set the rules of a module's ports: the filters of its links, and the sinks that it must not wait for."""
         for output in (worker.output, *worker.outputs.values()):
             rules = {}
             for sink, joint in output.sinks.items():
@@ -580,7 +602,7 @@ class ModuleBroker(Router):
     # ---- snapshots
 
     def count_links(self) -> None:
-        """Bring the counters of every link and buffer up to now, for the monitor, which reads them from outside."""
+        """Update the counters of every link and buffer, which the monitor reads from another process."""
         with self._lock:
             for flow in self._flows.values():
                 flow.count()
@@ -600,12 +622,8 @@ class ModuleBroker(Router):
         return self.info_of(self._worker(module, BrokerError))
 
     def drain(self, modules: list[Any], timeout: float | None) -> bool:
-        """Wait until these modules together have nothing queued or in hand, in processes of theirs included."""
-        return self.drain_workers(self._workers_of(modules), timeout)
-
-    def drain_workers(self, workers: Sequence[Worker], timeout: float | None) -> bool:
-        """The same of workers, whose modules may be replaced meanwhile."""
-        return self._emptied(workers, Deadline(timeout))
+        """Wait until these modules have no message queued or being handled, also in their own processes."""
+        return self._emptied(self._workers_of(modules), Deadline(timeout))
 
     def worker_of(self, module: Any) -> Worker:
         """The worker of an attached module."""
@@ -616,7 +634,8 @@ class ModuleBroker(Router):
         with self._lock:
             sources = tuple(dict.fromkeys(source.worker.name for source in worker.sources))
             sinks = tuple(sink.name for sink in worker.sinks)
-        expired, filtered = worker.expired, worker.filtered  # first: what comes after is still counted as delivered
+        # read first: what expires later is then still counted as delivered
+        expired, filtered = worker.expired, worker.filtered
         ledger = worker.queue.ledger
         kept = worker.backed and worker.over
         closed = ledger.dropped.get("closed", 0) if worker.backed else 0
@@ -662,7 +681,7 @@ class ModuleBroker(Router):
         return worker
 
     def _port(self, name: str) -> Port:
-        """A port with an id that no module has and no message in flight carries (those keep their port alive)."""
+        """A port with an unused id: neither a module has it, nor a message in flight (which keeps its port alive)."""
         for _ in range(MAX_MODULES):
             number = next(self._next_id)
             if number not in self._held_ids:
@@ -671,19 +690,8 @@ class ModuleBroker(Router):
                 return port
         raise BrokerError(f"all {MAX_MODULES} source ids are in use")
 
-    def _drained(self, workers: Sequence[Worker], deadline: Deadline) -> bool:
-        while not all(worker.idle or worker.over or worker.mine for worker in workers):
-            if deadline.passed:
-                return False
-            time.sleep(POLL_S)
-        return True
-
     def _emptied(self, workers: Sequence[Worker], deadline: Deadline) -> bool:
-        """In their processes too; what failed there comes back to the worker, and is waited for once more."""
-        while self._drained(workers, deadline) and flush(workers, deadline):
-            if self._drained(workers, Deadline(0)):
-                return True
-        return False
+        return _in_time(emptying(workers), deadline)
 
     def _end(self, timeout: float) -> None:
         with self._lock:
@@ -707,7 +715,9 @@ class ModuleBroker(Router):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The moments of an orderly end: what is not drained, then not stopped, then not destroyed by then is given up."""
+    """The deadlines of an orderly end, for draining, stopping and destroying; whatever is not done by its deadline is
+    given up.
+    """
 
     drained_by: Deadline
     stopped_by: Deadline
@@ -715,18 +725,20 @@ class Ending:
 
     @classmethod
     def within(cls, timeout: float | None) -> Ending:
-        """All within ``timeout`` seconds, of which a part is kept back for stop and destroy; None: for ever."""
+        """Deadlines within ``timeout`` seconds, of which a part is kept back for stop and destroy; None: no limit."""
         if timeout is None:
             return cls(Deadline(None), Deadline(None), Deadline(None))
-        timeout = max(0.0, timeout)  # also nan
+        timeout = max(0.0, timeout)  # nan becomes 0 too
         drained_s = timeout - min(timeout / 4, RESERVE_S)
         over_s = max(timeout, END_S)
         return cls(Deadline(drained_s), Deadline((drained_s + over_s) / 2), Deadline(over_s))
 
 
 def _by_reason(dropped: Mapping[str, int], overflowed: int, stored: int, filtered: int) -> dict[str, int]:
-    """What a link's bounds keep out is refused as a filter does it, and counted with that: it is told apart here. And
-    of what was dropped with its queue ``stored`` are not lost; ``filtered`` were let go of by the module itself."""
+    """The drops of a module by reason. The port counts a message that a link's bound refused as filtered; here it is
+    counted as overflow. Of the messages dropped with the queue, ``stored`` are not lost; ``filtered`` ones were dropped
+    by the module itself.
+    """
     refused = dropped.get("filtered", 0)
     overflowed = min(overflowed, refused)
     found = {**dropped, "filtered": refused - overflowed + filtered, "closed": dropped.get("closed", 0) - stored,
@@ -734,24 +746,62 @@ def _by_reason(dropped: Mapping[str, int], overflowed: int, stored: int, filtere
     return {reason: count for reason, count in found.items() if count}
 
 
-def flush(workers: Sequence[Worker], deadline: Deadline) -> bool:
-    """Wait until what modules pass on to processes of their own has been handled there."""
-    return all(_flushed(worker, deadline) for worker in workers if hasattr(worker.module, "flush") and not worker.mine)
+# ---- waiting: each is a generator, so that one thread can wait for several at once
 
 
-def _flushed(worker: Worker, deadline: Deadline) -> bool:
-    """The same of one module. While a process that died is to be started again, what it left is still to be handled."""
-    while not worker.module.flush(deadline.left_s):
-        if worker.over or worker.life is Life.FAILED:
-            return True  # nothing will be handled; what was left is counted as lost
+def _in_time(waiting: Iterator[None], deadline: Deadline) -> bool:
+    """Whether a wait has ended before the deadline."""
+    for _ in waiting:
         if deadline.passed:
             return False
         time.sleep(POLL_S)
     return True
 
 
+def sleep_until_done(order: Order | None) -> None:
+    """A short sleep, which ends when the order is done."""
+    if order is None:
+        time.sleep(POLL_S)
+    else:
+        order.wait(Deadline(POLL_S))
+
+
+def emptying(workers: Sequence[Worker]) -> Iterator[None]:
+    """Until these workers have nothing queued or in hand, in processes of their modules included, which may be replaced
+    meanwhile. What failed in a process comes back to the worker, and is waited for once more."""
+    while True:
+        yield from _draining(workers)
+        for worker in workers:
+            yield from _flushing(worker)
+        if _is_idle(workers):
+            return
+
+
+def _draining(workers: Sequence[Worker]) -> Iterator[None]:
+    while not _is_idle(workers):
+        yield
+
+
+def _is_idle(workers: Sequence[Worker]) -> bool:
+    return all(worker.idle or worker.over or worker.mine for worker in workers)
+
+
+def _flushing(worker: Worker) -> Iterator[None]:
+    """Until what a module passes on to a process of its own has been handled there. While a process that died is to be
+    started again, what it left is still to be handled."""
+    while hasattr(worker.module, "mark_sent") and not worker.mine:
+        module, handled = worker.module, worker.module.mark_sent()
+        while module.dead is None:
+            if handled():
+                return
+            yield
+        if worker.over or worker.life is Life.FAILED:
+            return  # nothing will be handled; what was left is counted as lost
+        yield
+
+
 def count_unhandled(worker: Worker) -> None:
-    """What a process has got and not handled when it ended is lost."""
+    """Count as lost what a process had received and not handled when it ended."""
     module = worker.module
     if hasattr(module, "unhandled") and not module.accounted:
         module.accounted = True
@@ -760,7 +810,7 @@ def count_unhandled(worker: Worker) -> None:
 
 
 def force(workers: Sequence[Worker]) -> None:
-    """Free whoever waits for these workers, and kill their modules' processes."""
+    """End all waits for these workers, and kill their modules' processes."""
     for worker in workers:
         worker.queue.close()
         kill = getattr(worker.module, "kill", None)
@@ -769,14 +819,14 @@ def force(workers: Sequence[Worker]) -> None:
 
 
 def log_failure(worker: Worker, step: str, error: BaseException) -> None:
-    """What is done about a failure when nobody says otherwise: the first is logged, the rest counted."""
+    """The default reaction to a failure: the first one is logged, all are counted."""
     if worker.failed <= 1:
         log.error("module %r failed in %s: %s", worker.name, step, reason_of(error))
         log.debug("module %r: where it failed", worker.name, exc_info=error)
 
 
 def _after_fork() -> None:
-    """Workers did not come along into a forked child: every broker of the parent is at its end there."""
+    """In a forked child the workers' threads do not exist: mark every broker of the parent as destroyed there."""
     for broker in list(_live):
         broker._references = 0
         broker._workers = {}

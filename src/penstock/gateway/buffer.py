@@ -1,9 +1,9 @@
 """Buffer: a journal in the middle of a link, so that its sink may be gone for days and the gateway may be ended.
 
-``journal:DIRECTORY?retain_bytes=N&retain_age_s=S``. What is put in is on disk before the next message is taken; what
-comes out is removed when the sink has handled it. Beyond ``retain_bytes`` (1 GiB unless said) or ``retain_age_s`` the
-oldest goes, counted as lost and told. Several links may share a directory. While the disk is full nothing more is
-taken; what was handled is freed.
+``journal:DIRECTORY?retain_bytes=N&retain_age_s=S``. A message is on disk before the next one is accepted; it is removed
+when the sink has handled it. Beyond ``retain_bytes`` (1 GiB by default) or ``retain_age_s`` the oldest messages are
+removed, counted as lost and reported. Several links may share a directory. While the disk is full nothing more is
+accepted; space is freed as messages are handled.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ BATCH = 256
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 1 << 16, 8 << 20
 FLUSH_S = 1.0
 PLAIN_NAME = r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*"
-MAX_PLAIN = 128  # letters of a link's name in the name of its topic
+MAX_PLAIN = 128  # characters of a link's name that go into the name of its topic
 RETAIN_BYTES = 1 << 30
-ACK_TIMEOUT_S = 100 * 365 * 86400.0  # nobody else reads: what is not acknowledged comes again after a restart only
-ACCOUNTED = "accounted"  # of the messages stored for a link: handled, or gone and told of
+# no time-out: this is the only reader, and unacknowledged messages are redelivered after a restart only
+ACK_TIMEOUT_S = 100 * 365 * 86400.0
+ACCOUNTED = "accounted"  # how many of the messages stored for a link were handled, or were removed and reported
 log = logging.getLogger("penstock.gateway")
 
 
@@ -60,7 +61,7 @@ class Buffer(Module):
         self._backlog_at_end: int | None = None
 
     def create(self, broker: Outlet, configuration: Any) -> None:
-        """Open the journal and find the place in it."""
+        """Open the journal and find the position to continue from."""
         from penstock.journal.follow import JournalPublisher, share
         from penstock.journal.reading import topic_filter
 
@@ -74,18 +75,19 @@ class Buffer(Module):
         self._reading = False
         self._filter = topic_filter([self._topic])
         self._out: set[int] = set()  # positions that were read and are not acknowledged
-        self._given_back: set[int] = set()  # those of them that come again
+        self._given_back: set[int] = set()  # those of them that will be redelivered
         place = max(self._queue.state.cursor, journal.first)
-        for begin, end in self._queue.state.runs:  # handled, behind some that went before they were read
+        for begin, end in self._queue.state.runs:  # handled, after some that were removed before they were read
             place = end + 1 if begin <= place <= end else place
-        self._next = self._ordinal_at(place)  # of the topic: nothing from here on was read
+        self._next = self._ordinal_at(place)  # ordinal in the topic: nothing from here on was read
         self._flush_due_s = 0.0
         self._open_books()
 
     def _open_books(self) -> None:
-        """Find out what has gone since they were last written: each message that was ever stored for this link was
-        handled, is stored, or has gone. They lie in the queue's state, so that a commit holds them and the
-        acknowledgements that they count."""
+        """Find out how many messages were removed since the count was last stored: each message of this link was
+        handled, is still stored, or was removed. The count is kept in the queue's state, so that one commit stores it
+        together with the acknowledgements that it includes.
+        """
         state = self._queue.state
         first = self._ordinal_at(self._journal.first)
         stored = self._following() - first
@@ -96,7 +98,7 @@ class Buffer(Module):
         self._account(0)
 
     def _account(self, count: int) -> None:
-        """So many more were handled, or have gone and were told of."""
+        """Add messages that were handled, or that were removed and reported."""
         with self._journal.queue_lock:
             self._accounted += count
             state = self._queue.state
@@ -117,13 +119,14 @@ class Buffer(Module):
                 carriage.send(self._publisher, part)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    self._journal.retain()  # else segments that were handled go when the next one begins
+                    self._journal.retain()  # otherwise handled segments would be removed only when the next one begins
                 raise
             self._count_gone()
 
     def _parts(self, messages: Sequence[GatewayMessage]) -> Iterator[Sequence[GatewayMessage]]:
-        """Pieces that a segment holds: what is published together lies in one segment, and the bounds drive out whole
-        segments, so one of many messages would take more with it than it must."""
+        """The messages in pieces that fit well into a segment. What is published together lies in one segment, and the
+        bounds remove whole segments, so a large piece would cost more messages than necessary.
+        """
         begin, size = 0, 0
         for at, message in enumerate(messages):
             size += len(message)
@@ -138,7 +141,7 @@ class Buffer(Module):
 
     @property
     def backlog(self) -> int:  # type: ignore[override]  # counted when somebody asks
-        """Messages that are stored and not handled, those on their way to the sink included."""
+        """Messages that are stored and not handled, including those on their way to the sink."""
         if self._backlog_at_end is not None:
             return self._backlog_at_end
         return max(0, self._following() - 1 - self._accounted - self._untold)
@@ -160,8 +163,9 @@ class Buffer(Module):
         return batch
 
     def _count_gone(self, batch: Sequence[Any] | None = None) -> None:
-        """Count and tell of those of this link's messages that the journal's bounds drove out before they were read.
-        ``batch`` was just read; while one is being read nobody else knows what was, and its reader counts."""
+        """Count and report messages of this link that the journal's bounds removed before they were read. ``batch`` was
+        just read; while a batch is being read, only its reader knows what was read, so the reader counts.
+        """
         with self._counting:
             if batch is None and self._reading:
                 return
@@ -184,8 +188,9 @@ class Buffer(Module):
         self._tell_gone(gone)
 
     def _tell_gone(self, gone: int) -> None:
-        """Tell of messages that have gone. Where nobody counts any more, because this module was given up when the
-        gateway ended, the next start finds and tells them."""
+        """Report messages that were removed. If nobody counts any more, because this module was given up when the
+        gateway ended, the next start finds and reports them.
+        """
         if gone:
             told = f"{gone} messages were dropped: the buffer is full, or they were old"
             if self.on_failure is None or self.on_failure(MessageFailed(told, gone)) is not False:
@@ -203,7 +208,7 @@ class Buffer(Module):
         return next((ordinal for _, name, _, ordinal, _ in self._journal.writer.topics() if name == topic), 1)
 
     def ack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
-        """They were handled. That is on disk with the next commit, at the latest a second later."""
+        """Acknowledge them; on disk with the next commit, at the latest a second later."""
         with self._journal.queue_lock:  # in one commit
             self._account(self._queue.ack_many(batch[begin:end]))
         self._out.difference_update(message.position for message in batch[begin:end])
@@ -212,7 +217,7 @@ class Buffer(Module):
             self._flush_due_s = time.monotonic() + FLUSH_S
 
     def nack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
-        """They were not handled."""
+        """Return them: they were not handled."""
         for message in batch[begin:end]:
             self._given_back.add(message.position)
             self._queue.nack(message, delay_s=1.0)
@@ -221,16 +226,16 @@ class Buffer(Module):
         self.broker.publish(self, carriage.arrived(data))
 
     def stop(self) -> None:
-        """Forward no more, and wait for what the sink has in hand. What it fails at stays stored."""
+        """Stop forwarding, and wait for what the sink is handling. What it fails at stays stored."""
         if self._forwarder is not None:
             self._forwarder.stop()
-            with self._counting:  # what is in hand comes again only if it is still stored
+            with self._counting:  # a message that is being handled is redelivered only if it is still stored
                 self._given_back = set(self._out)
                 self._kept_from = 0
             self._count_gone()
 
     def kill(self) -> None:
-        """Wait for nothing any more."""
+        """End all waits."""
         if self._forwarder is not None:
             self._forwarder.cut()
 
@@ -244,8 +249,9 @@ class Buffer(Module):
 
 
 def _topic_of(link: str) -> str:
-    """A topic of its own for each link. Where names have other letters than a topic's, two links could become one: a
-    digest of the whole name tells them apart."""
+    """The topic of a link. A name with characters that a topic cannot have is changed, so a digest of the whole name is
+    added: otherwise two links could get the same topic.
+    """
     plain = re.sub(r"[^A-Za-z0-9_-]+", "_", link)
     if re.fullmatch(rf"{PLAIN_NAME} -> {PLAIN_NAME}", link):
         return plain
@@ -253,8 +259,9 @@ def _topic_of(link: str) -> str:
 
 
 def _segment_bytes(directory: str, retain_bytes: int) -> int:
-    """A segment is freed as a whole, when all of it was handled: it is a small part of what may be stored, and of the
-    disk, so that a full disk has room again soon after the sink is back."""
+    """The size of a segment. A segment is freed as a whole when all of it was handled, so it is a small part of the
+    bound and of the disk: a full disk then has room again soon after the sink is back.
+    """
     existing = next(path for path in (Path(directory).absolute(), *Path(directory).absolute().parents) if path.exists())
     part = min(retain_bytes // 8, shutil.disk_usage(existing).total // 32)
     return max(MIN_SEGMENT_BYTES, min(MAX_SEGMENT_BYTES, part))

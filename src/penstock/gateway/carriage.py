@@ -90,7 +90,7 @@ class Unframer:
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
-        self._left = 0
+        self._bytes_left = 0
         self._next_expiry: int | None = None
         #: Until when messages of the last read may be handled, by their ids as objects.
         self.expiries: dict[int, int] = {}
@@ -101,13 +101,14 @@ class Unframer:
         found, whole = GatewayMessage.from_frames(batch)
         if self.expiries:
             self.expiries = {}
+        # The fast path: only complete frames, and nothing pending from the last read.
         if whole and not self._parts and self._next_expiry is None:
             return found
         messages = []
         for one in found:
             message: GatewayMessage | None
             if isinstance(one, GatewayMessage):
-                self._parts, self._left = [], 0
+                self._parts, self._bytes_left = [], 0
                 message = one
             else:
                 head = bytes(memoryview(one)[: PIECE_HEAD_SIZE + 1])
@@ -129,17 +130,17 @@ class Unframer:
         """The message of a frame, or of the pieces that this one completes; None: more pieces are to come.
         ``ProtocolError`` where it is neither."""
         if bytes(memoryview(data)[:8]) != PIECE:
-            self._parts, self._left = [], 0
+            self._parts, self._bytes_left = [], 0
             return GatewayMessage.from_frame(data)
         piece = bytes(memoryview(data))
         size = int.from_bytes(piece[8:PIECE_HEAD_SIZE], "big")
-        left, parts = (self._left, self._parts) if self._parts else (size, [])
-        self._parts, self._left = [], 0
+        left, parts = (self._bytes_left, self._parts) if self._parts else (size, [])
+        self._parts, self._bytes_left = [], 0
         content = piece[PIECE_HEAD_SIZE:]
         if size > MAX_FRAME_BYTES or not 0 < len(content) <= left:
             raise ProtocolError(f"a piece of {len(content)} bytes of a frame of {size}")
         parts.append(content)
         if len(content) == left:
             return GatewayMessage.from_frame(b"".join(parts))
-        self._parts, self._left = parts, left - len(content)
+        self._parts, self._bytes_left = parts, left - len(content)
         return None

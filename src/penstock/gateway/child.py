@@ -1,12 +1,11 @@
 """The program of a module in its own process: ``python -m penstock.gateway.child --control FD_OR_PATH --class P.M:C``.
 
-It takes control messages from the gateway (``control.py``) and messages over two shared-memory channels, ``URI.in`` and
+It gets control messages from the gateway (``control.py``) and messages over two shared-memory channels, ``URI.in`` and
 ``URI.out``; each is a frame: the source's number, then the byte form. One thread does everything, so ``receive`` is
-serial; a module's own threads may publish. Where the gateway lent a counter with CREATE, the number of messages handled
-stands in it at all times, so that the gateway knows what a death interrupted.
-
-The process ends with DESTROY, when the gateway's end of the control socket closes, and (by a native thread, after a
-grace period) even when the module never gives the interpreter back.
+serial; a module's own threads may publish. If the gateway has passed a shared counter with CREATE, it always holds the
+number of messages handled, so that the gateway knows which message was interrupted if this process dies. The process
+ends with DESTROY, when the gateway closes the control socket, and (by a native thread, after a grace period) even if
+the module never releases the interpreter.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from penstock.gateway.place import Place
 
 BATCH = 256
 GRACE_MS = 3000
-EXIT_ON_FAILURE = 70  # the same as in process.py, which this does not load
+EXIT_ON_FAILURE = 70  # as in process.py, which is not imported here
 log = logging.getLogger("penstock.gateway.child")
 
 
@@ -48,10 +47,11 @@ class RemoteBroker:
     def __init__(self, uri: str, slot_bytes: int) -> None:
         self._slot_bytes = slot_bytes
         self._publisher = address.publisher(f"{uri}.out", overflow="block", slot_size=slot_bytes)
-        self._lock = threading.Lock()  # a handle is one thread's at a time, a module may have several
+        # a handle may be used by one thread at a time, and a module may have several threads
+        self._lock = threading.Lock()
 
     def publish(self, _: Any, message: GatewayMessage) -> None:
-        """Send to the gateway; waits while it is behind."""
+        """Send to the gateway; waits while the channel is full."""
         frames = carriage.framed((message,), self._slot_bytes)
         with self._lock:
             if len(frames) == 1:
@@ -60,7 +60,7 @@ class RemoteBroker:
                 self._publisher.publish_many(frames)
 
     def publish_output(self, source: Any, output: str, message: GatewayMessage) -> None:
-        """Send to the gateway, which knows the output by a property."""
+        """Send to the gateway, which finds the output in a property."""
         self.publish(source, message.with_properties({**message.properties, carriage.OUTPUT: output}))
 
     def mark(self, _: Any, __: int = 0, ___: Any = None) -> Any:
@@ -68,7 +68,7 @@ class RemoteBroker:
         raise StateError("a module in its own process cannot know what was handled; run it in the gateway's")
 
     def linked(self, _: Any) -> bool:
-        """Only the gateway knows; nobody can be durable here."""
+        """Always True: only the gateway knows, and a module in its own process cannot be durable."""
         return True
 
     def note_refused(self, _: Any) -> None:
@@ -88,13 +88,14 @@ class Child:
         self.connection = connection
         self.kind = kind
         self.name = name
-        self.alone = 0  # so many more messages are handed over one by one
+        self.alone = 0  # how many more messages are handled one by one
         self.exit_on_failure = exit_on_failure
         self.slot_bytes = max_message_bytes + carriage.FRAME_HEAD_SIZE
         self.unframer = carriage.Unframer()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.decoder = control.Decoder()
-        # Handled, begun, failures told, whether to leave the rest, and expired; or the counters that the gateway lent.
+        # Messages handled, messages begun, failures reported, whether to leave the rest, messages expired; shared with
+        # the gateway if it has passed a counter.
         self.handled: Any = [0, 0, 0, 0, 0]
         self.module: Any = None
         self.started = False
@@ -102,7 +103,7 @@ class Child:
         self.subscriber: Any = None
 
     def serve(self) -> int:
-        """Until DESTROY or the end of the gateway; gives the exit status."""
+        """Serve until DESTROY or the end of the gateway; returns the exit status."""
         poll = select.poll()
         poll.register(self.connection, select.POLLIN)
         while True:
@@ -134,10 +135,10 @@ class Child:
                 self.loop.remove_reader(number)
 
     def obey(self) -> int | None:
-        """Do what the gateway says; the exit status when that was the last thing."""
+        """Carry out the gateway's control messages; returns the exit status if that was the last one."""
         data, descriptors, _, _ = socket.recv_fds(self.connection, 65536, 1)
         for number in descriptors:
-            # One store each time, which a death cannot tear.
+            # Single stores, so that a death cannot leave a half-written value.
             self.handled = memoryview(mmap.mmap(number, mmap.PAGESIZE)).cast("Q")
             os.close(number)
         if not data:
@@ -148,7 +149,7 @@ class Child:
                 self.attempt(control.Step.CREATE, self.create, message)
             elif isinstance(message, control.Start):
                 self.attempt(control.Step.START, self.call, getattr(self.module, "start", lambda: None))
-                self.started = True  # messages that came before have waited for this
+                self.started = True  # messages that arrived earlier have waited for this
             elif isinstance(message, control.Destroy):
                 while self.module is not None and not self.handled[3] and self.work():
                     pass
@@ -157,7 +158,7 @@ class Child:
         return None
 
     def attempt(self, step: control.Step, function: Any, *arguments: Any) -> None:
-        """Take a step and say how it went. The gateway decides what is done about a failure."""
+        """Run a step and report the result. The gateway decides what to do about a failure."""
         try:
             function(*arguments)
         except Exception as error:
@@ -168,14 +169,14 @@ class Child:
             self.reply(control.Reply(control.Status.OK, step=step))
 
     def reply(self, reply: control.Reply) -> None:
-        """Tell the gateway; when it has gone, the loop finds out by itself."""
+        """Send a reply to the gateway; if the gateway is gone, the loop notices that by itself."""
         try:
             self.connection.sendall(control.encode(reply))
         except OSError:
             log.debug("the gateway has gone")
 
     def create(self, message: control.Create) -> None:
-        """Join the channels, then make the module."""
+        """Join the channels, then create the module."""
         self.subscriber = address.subscriber(f"{message.uri}.in", overflow="block")
         self.broker = RemoteBroker(message.uri, self.slot_bytes)
         args = json.loads(message.args) if message.args else None
@@ -184,13 +185,13 @@ class Child:
         refuse_generators(self.module)
         self.module.name = self.name
         configuration = kind.parse(args) if hasattr(kind, "parse") else args
-        if isinstance(self.module, Module):  # its own create may leave out to call this one
+        if isinstance(self.module, Module):  # a subclass's create may not call Module.create
             Module.create(self.module, self.broker, configuration)
         if hasattr(self.module, "create"):
             self.module.create(self.broker, configuration)
 
     def work(self) -> bool:
-        """Handle what is there; whether there was anything."""
+        """Handle the messages that have arrived; returns whether there were any."""
         try:
             batch = self.subscriber.read_many(BATCH, 0)
         except ClosedError:
@@ -198,10 +199,10 @@ class Child:
         if not len(batch):
             return False
         messages = self.unframer.messages(batch, self.skipped)
-        del batch  # its slots are free again
+        del batch  # release its slots
         if hasattr(self.module, "receive_many"):
-            # After a failure one by one: messages that are tried again may come together every time, and one that
-            # always fails would then keep all others from being handled.
+            # After a failure, handle messages one by one: those that are tried again may arrive together every time,
+            # and one that always fails would then prevent all others from being handled.
             alone = min(self.alone, len(messages))
             self.receive_all([[message] for message in messages[:alone]], self.module.receive_many, 1)
             if alone < len(messages):
@@ -211,12 +212,12 @@ class Child:
         return True
 
     def receive_all(self, all_: Sequence[Any], receive: Callable[[Any], Any], step: int) -> None:
-        """Hand over each of them, which stands for ``step`` messages."""
+        """Pass each item, which stands for ``step`` messages, to the module."""
         handled, count = self.handled, self.handled[0]
         for what in all_:
             if handled[3]:
-                return  # they are for the next process
-            handled[1] = count + 1  # in hand from here on
+                return  # the rest is for the next process
+            handled[1] = count + 1  # from here on this message is being handled
             self.alone = max(0, self.alone - step)
             try:
                 young, expired = self.young(what) if self.unframer.expiries else (what, 0)
@@ -230,7 +231,8 @@ class Child:
                 self.alone = BATCH
                 reason = reason_of(error)
                 self.failed(control.Reply(control.Status.ERROR, count, step, reason, control.Step.RECEIVE))
-                handled[2] += 1  # before it counts as handled: who sees that knows how many failures were told
+                # set before the message counts as handled, so that whoever sees it handled also sees the failure
+                handled[2] += 1
                 handled[0] = count + step
                 if self.exit_on_failure:
                     os._exit(EXIT_ON_FAILURE)
@@ -238,7 +240,7 @@ class Child:
             handled[0] = count
 
     def young(self, what: Any) -> tuple[Any, int]:
-        """What of a message, or of several, may still be handled, and how many may not."""
+        """The messages that have not expired, and how many have."""
         expiries, now_ns = self.unframer.expiries, time.time_ns()
         if isinstance(what, GatewayMessage):
             return what, expiries.get(id(what), now_ns) < now_ns
@@ -246,27 +248,27 @@ class Child:
         return kept, len(what) - len(kept)
 
     def skipped(self, error: ProtocolError) -> None:
-        """Something came that is no message."""
+        """Report an item that is not a message."""
         log.error("module %r: skipped: %s", self.name, error)
 
     def failed(self, reply: control.Reply) -> None:
-        """Tell of a failure in receive."""
+        """Report a failure in receive."""
         log.debug("module %r: receive raised", self.name, exc_info=True)  # the gateway tells of it
         self.reply(reply)
 
     def call(self, function: Any, *arguments: Any) -> None:
-        """Call a step; what it gives to await is awaited in the process's event loop."""
+        """Call a step; if it returns an awaitable, await it in the process's event loop."""
         self.finish(function(*arguments))
 
     def finish(self, result: Any) -> None:
-        """What a step has given is awaited, where it can be."""
+        """Await the result of a step, if it can be awaited."""
         if inspect.isawaitable(result):
             if self.loop is None:
                 self.loop = asyncio.new_event_loop()
             self.loop.run_until_complete(result)
 
     def destroy(self) -> None:
-        """Stop, destroy, close; as far as each goes."""
+        """Stop, destroy, close; a failure in one does not prevent the next."""
         for step in (control.Step.STOP, control.Step.DESTROY):
             if self.module is not None:
                 self.attempt(step, self.call, getattr(self.module, step.name.lower(), lambda: None))
@@ -295,9 +297,11 @@ def main() -> int:
     parser.add_argument("--exit-on-failure", action="store_true", help="end when receive raises, to be started again")
     parser.add_argument("--max-message-bytes", type=int, default=4096, help="larger ones go to the gateway in pieces")
     given = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then ends this in order
+    # Ctrl-C reaches the gateway too, which then ends this process in order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the gateway starts this process with it blocked
     logging.basicConfig(format="%(name)s: %(message)s")
-    if os.environ.get("PENSTOCK_DEBUG"):  # where a failure was
+    if os.environ.get("PENSTOCK_DEBUG"):  # print tracebacks of failures
         log.setLevel(logging.DEBUG)
     connection = connect(given.control)
     exit_when_hung_up(connection.fileno(), GRACE_MS)

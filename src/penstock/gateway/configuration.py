@@ -148,7 +148,7 @@ def _check_defaults(place: Place) -> None:
     if "module" in place:
         module = place["module"]
         module.only(*MODULE_KEYS)
-        _care(module)
+        _supervision(module)
         if "loader" in module:
             module["loader"].only("name", "entrypoint")
     if "link" in place:
@@ -222,7 +222,7 @@ def _check_size(data: Any) -> None:
 def from_json(text: str, file: str | None = None) -> Any:
     """Parse JSON; a key that occurs twice is refused."""
     try:
-        return json.loads(text, object_pairs_hook=_once)
+        return json.loads(text, object_pairs_hook=_without_duplicates)
     except json.JSONDecodeError as error:
         where = f"{file}, line {error.lineno}" if file else f"line {error.lineno}"
         raise ConfigurationError(f"{where}, column {error.colno}: {error.msg}") from None
@@ -238,7 +238,7 @@ class _Twice(Exception):
     pass
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -311,7 +311,7 @@ def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
         kind,
         entrypoint.value,
         place["args"].value if "args" in place else None,
-        *_care(place),
+        *_supervision(place),
         (place.path, place.file),
     )
 
@@ -336,7 +336,7 @@ def module_name(place: Place) -> str:
     return name
 
 
-def _care(place: Place) -> tuple[QueueOptions, Restart | None, float | None]:
+def _supervision(place: Place) -> tuple[QueueOptions, Restart | None, float | None]:
     """A module's supervision: its restart policy and ``stuck_after_s``."""
     return (
         _queue(place["queue"]) if "queue" in place else QueueOptions(),
@@ -371,7 +371,7 @@ def module_entry(data: Mapping[str, Any], loaders: tuple[LoaderEntry, ...]) -> M
     return _module(Place(data, ""), loaders)
 
 
-def with_care(
+def with_supervision(
     entry: ModuleEntry, queue: QueueOptions | None, restart: Restart | None, stuck_after_s: float | None
 ) -> ModuleEntry:
     """The same module with other supervision."""
@@ -524,5 +524,5 @@ __all__ = [
     "parse",
     "read",
     "restart",
-    "with_care",
+    "with_supervision",
 ]

@@ -1,9 +1,8 @@
-"""Durable sources: what keeps its messages until they were handled.
-
-``Forwarder`` reads batches, publishes them as a module's own, marks what was published (``marks.py``), and
-acknowledges a batch when the mark says that it was handled. What was lost on the way is given back, to come again.
-While nobody is linked to the module it reads nothing: there is nobody who could handle it.
-``Place`` is for sources that are read by position, as files are: it keeps on disk how far all was handled.
+"""Durable sources: they keep their messages until they were handled. ``Forwarder`` reads batches, publishes them as a
+module's own, marks what was published (``marks.py``), and acknowledges a batch when the mark says that it was handled.
+Messages that were lost on the way are returned to the source, for redelivery. While nothing is linked to the module it
+reads nothing, because nobody could handle it. ``Place`` is for sources that are read by position, as files are: it
+keeps on disk how far all was handled.
 """
 
 from __future__ import annotations
@@ -27,26 +26,27 @@ from penstock.gateway.module import Module
 from penstock.throttle import Throttle
 
 BATCH = 2048
-MARKED = 32  # so many are acknowledged together, and come again together
+MARKED = 32  # how many are acknowledged together, and redelivered together
 IDLE_S = 0.2
-UNLINKED_S = 0.05  # between two looks whether somebody is linked to the source
-LOOK_S = 0.002  # how often marks are looked at while nothing comes
-HELD_LOOK_S = 0.02  # how often those are that wait for a message which is tried again
+UNLINKED_S = 0.05  # how often to check whether anything is linked to the source
+LOOK_S = 0.002  # how often marks are checked while no messages arrive
+HELD_LOOK_S = 0.02  # how often marks are checked that wait for a message which is tried again
 log = logging.getLogger("penstock.gateway")
 
 
 class Durable(Protocol):
-    """A queue that waits for acknowledgements; one thread. Where it has ``acks_in_order``, those behind a message that
-    is tried again are acknowledged after it."""
+    """A queue with acknowledgements, used by one thread. With ``acks_in_order``, messages after one that is tried again
+    are acknowledged after it.
+    """
 
     def read_many(self, most: int, timeout: float) -> Sequence[Any]:
         """Up to ``most`` messages; waits for the first one only."""
 
     def ack_many(self, batch: Any, begin: int, end: int) -> object:
-        """Those of the batch were handled."""
+        """Acknowledge these messages of the batch."""
 
     def nack_many(self, batch: Any, begin: int, end: int) -> object:
-        """Those of the batch were not handled: they are to come again."""
+        """Return these messages of the batch, for redelivery."""
 
 
 class Forwarder:
@@ -63,16 +63,17 @@ class Forwarder:
         self._stopping, self._cut, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._opened: Durable | None = None
         self._pending: deque[tuple[Mark | _Refused, Any, int, int]] = deque()
-        self._held: list[tuple[Mark | _Refused, Any, int, int]] = []  # by messages that are tried again
+        # marks that wait for messages which are tried again
+        self._held: list[tuple[Mark | _Refused, Any, int, int]] = []
         self._held_look_s = 0.0
-        self._left: tuple[Any, int] = ((), 0)  # what was read, and how much of it was published
+        self._unpublished: tuple[Any, int] = ((), 0)  # the batch that was read, and how much of it was published
         self._last_mark: Mark | None = None
         self._throttle = Throttle(log)
-        self._using = threading.Lock()  # the queue and ``_pending``: one thread at a time
+        self._using = threading.Lock()  # guards the queue and ``_pending``
         self._publishing = False
-        self._busy = threading.Event()  # the helper may be needed
+        self._busy = threading.Event()  # set while the helper thread may be needed
         self._thread = threading.Thread(target=self._run, name=f"{name} reader", daemon=True)
-        self._helper = threading.Thread(target=self._help, name=f"{name} acknowledging reader", daemon=True)
+        self._helper = threading.Thread(target=self._acknowledge, name=f"{name} acknowledging reader", daemon=True)
 
     def start(self) -> None:
         """Begin to read."""
@@ -80,15 +81,16 @@ class Forwarder:
         self._helper.start()
 
     def stop(self) -> None:
-        """Read no more, and wait until what was read is acknowledged, or until ``cut``. What a sink failed at and tries
-        again, and what waits behind that, is not waited for: it stays with the queue, and comes again."""
+        """Stop reading, and wait until what was read is acknowledged, or until ``cut``. Does not wait for messages that
+        a sink tries again, nor for those behind them: they stay in the queue and are redelivered.
+        """
         self._stopping.set()
         for thread in (self._thread, self._helper):
             if thread is not threading.current_thread() and thread.ident is not None:
                 thread.join()
 
     def cut(self) -> None:
-        """Wait for nothing any more: what is not handled yet comes again."""
+        """End all waits: what is not handled yet will be redelivered."""
         self._stopping.set()
         self._cut.set()
 
@@ -106,7 +108,7 @@ class Forwarder:
             self._ended.set()
             self._busy.set()
 
-    def _help(self) -> None:
+    def _acknowledge(self) -> None:
         """Acknowledge what was handled while the reader waits for room in a sink's queue."""
         while not self._ended.wait(LOOK_S):
             if self._publishing:
@@ -116,51 +118,54 @@ class Forwarder:
             elif not self._pending and not self._held:
                 self._busy.clear()
                 if not self._publishing and not self._ended.is_set():
-                    self._busy.wait()  # asked after the clearing: the reader says either before it wakes this
+                    # checked after clearing: the reader sets either of them before it wakes this thread
+                    self._busy.wait()
 
     def _carry(self, queue: Durable) -> None:
         while not self._cut.is_set():
-            last = self._stopping.is_set()  # asked first: one look comes after it
-            if not self._attempt(self._once, queue) or (last and self._is_settled()):
+            last = self._stopping.is_set()  # read first, so that one more check follows it
+            if not self._attempt(self._read_or_publish, queue) or (last and self._is_settled()):
                 return
 
     def _is_settled(self) -> bool:
-        """Whether nothing is in flight but what waits for another try (``_held``, and what is behind the first one)."""
+        """Whether nothing is in flight except messages that wait for another try (``_held``, and those behind the first
+        one).
+        """
         with self._using:
             return not self._pending or self._pending[0][0].stalled
 
     def _attempt(self, function: Callable[[Durable], object], queue: Durable) -> bool:
-        """Whether it can be called again."""
+        """Call it; returns whether it may be called again."""
         try:
             function(queue)
         except (ClosedError, BrokerError):
-            return False  # closed, or the module is no longer attached: what is not acknowledged comes again
+            return False  # closed, or the module is no longer attached: unacknowledged messages will be redelivered
         except Exception as error:
             self._throttle.error("reading %s failed: %s: %s", self._name, type(error).__name__, error)
             self._cut.wait(1.0)
         return True
 
-    def _once(self, queue: Durable) -> None:
-        batch, begin = self._left
+    def _read_or_publish(self, queue: Durable) -> None:
+        batch, begin = self._unpublished
         if self._stopping.is_set():
             self._cut.wait(LOOK_S)
             self._held_look_s = 0.0
-        elif not self._is_linked():  # what is read now would go to nobody
+        elif not self._is_linked():  # nothing is linked: a message that is read now would be lost
             self._stopping.wait(UNLINKED_S)
         elif begin == len(batch):
             with self._using:
                 batch = queue.read_many(self._most, LOOK_S if self._pending or self._held else IDLE_S)
-            self._left = batch, 0
-        while self._left[1] < len(batch) and not self._stopping.is_set() and self._is_linked():
+            self._unpublished = batch, 0
+        while self._unpublished[1] < len(batch) and not self._stopping.is_set() and self._is_linked():
             self._publish_some(queue)
-        if self._left[1] == len(batch):
-            self._left = (), 0  # not kept: it may hold room of its queue
+        if self._unpublished[1] == len(batch):
+            self._unpublished = (), 0  # dropped at once: it may hold space in its queue
         with self._using:
             self._settle(queue)
 
     def _publish_some(self, queue: Durable) -> None:
-        """Publish the next ones and mark them. One that a sink refuses is given back."""
-        batch, begin = self._left
+        """Publish the next messages and mark them. A message that a sink refuses is returned."""
+        batch, begin = self._unpublished
         end, refused = begin, False
         since = last_loss()
         self._publishing = True
@@ -185,7 +190,7 @@ class Forwarder:
                 self._pending.append((self._last_mark, batch, begin, end))
             if refused:
                 self._pending.append((_Refused(), batch, end, end + 1))
-            self._left = batch, end + refused
+            self._unpublished = batch, end + refused
             self._settle(queue)
 
     def _settle(self, queue: Durable) -> None:
@@ -224,44 +229,45 @@ class _Refused:
 
 
 class Place:
-    """How far a source has come in its input, on disk: one line of text, replaced as a whole."""
+    """How far a source has read its input, on disk: one line of text, replaced atomically."""
 
     def __init__(self, path: str | Path, mark: Callable[[int], Mark]) -> None:
         self._path = Path(path)
         self._mark = mark
         self._since = last_loss()
         self._pending: deque[tuple[Mark, str]] = deque()
-        self.handled = ""  # the last place up to which everything was handled, in this run
+        self.handled = ""  # everything up to this place was handled, in this run
 
     def read(self) -> str | None:
-        """The last place up to which everything was handled; None where there is none yet."""
+        """The place up to which everything was handled; None if there is none yet."""
         with contextlib.suppress(FileNotFoundError):
             return self._path.read_text()[:4096].strip() or None
         return None
 
     def begin(self, place: str) -> None:
-        """What is published from now on comes after ``place``; nothing is in flight."""
+        """Start at ``place``: what is published from now on comes after it, and nothing is in flight."""
         self._pending.clear()
         self._since = last_loss()
         self._write(place)
 
     def reached(self, place: str) -> None:
-        """Everything up to ``place`` was published."""
+        """Note that everything up to ``place`` was published."""
         self._pending.append((self._mark(self._since), place))
 
     @property
     def in_flight(self) -> int:
-        """Places that were reached and not written yet."""
+        """The number of places that were reached and not written yet."""
         return len(self._pending)
 
     @property
     def stalled(self) -> bool:
-        """Whether what comes next waits for another try of a sink."""
+        """Whether the next place waits for a sink that tries a message again."""
         return bool(self._pending) and self._pending[0][0].stalled
 
     def settle(self) -> bool:
-        """Write the last place up to which everything was handled; called when ``reached`` has told of all that was
-        published. False: something behind it was lost, and the source is to begin there once more."""
+        """Write the place up to which everything was handled. Call it when ``reached`` has noted all that was
+        published. False: something after it was lost, and the source must read again from there.
+        """
         place, self._since = None, last_loss()
         while self._pending and self._pending[0][0].handled():
             place = self._pending.popleft()[1]

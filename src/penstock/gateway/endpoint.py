@@ -1,11 +1,11 @@
 """Endpoints: addresses as ends of links. An endpoint is a module whose other side is a channel.
 
-What comes over the channel is published as the endpoint's own; what modules send to it goes out over the channel, as
-many messages together as wait. Properties travel along (``carriage.py``). The two roles are opened when a link asks
-for them, and closed together. A broker that is not there yet is waited for, with a word.
+Messages from the channel are published as the endpoint's own; messages from modules are sent to the channel, all that
+wait together. Properties travel along (``carriage.py``). The two roles are opened when a link asks for them, and closed
+together. A broker that cannot be reached yet is waited for, and this is logged.
 
 A queue of a broker (``?queue=NAME``) is durable: its messages are acknowledged when every linked module has handled
-them, and come again after a crash.
+them, and are redelivered after a crash.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.types.fields import Step, Values
 
 BATCH = 256
 READ_TIMEOUT_S = 0.2
-FIRST_TRY_S = 2.0  # so long the making of a gateway waits for a broker; then it is waited for beside it
+FIRST_TRY_S = 2.0  # how long creating a gateway waits for a broker; after that a thread goes on waiting
 RETRY_S = 1.0
 log = logging.getLogger("penstock.gateway")
 
@@ -40,7 +40,7 @@ class Endpoint(Module):
     def __init__(self, text: str) -> None:
         self.name = address.without_secrets(text)
         self._text = text
-        self._waits = address.parse(text).scheme == "broker"  # whose server may come later
+        self._waits = address.parse(text).scheme == "broker"  # its server may be started later
         self.durable = is_durable(text)
         self._options: dict[str, Any] = {"ack": "manual"} if self.durable else {}
         self._subscriber: Subscriber | None = None
@@ -56,7 +56,7 @@ class Endpoint(Module):
         self._throttle = Throttle(log)
 
     def open(self, *, reads: bool, writes: bool) -> None:
-        """Open the roles that are asked for and not open yet. ``read`` follows, when the link is there."""
+        """Open the roles that are asked for and not open yet. Call ``read`` when the link exists."""
         if writes and self._publisher is None:
             self._publisher = self._first_try(address.publisher, {})
         if reads and not self._reads:
@@ -66,21 +66,23 @@ class Endpoint(Module):
     def announce(self, schema: Schema) -> None:
         """Announce the schema of what is sent at this address. ``RefusedError`` if the channel has another type.
 
-        Where the channel carries no properties, the content alone is sent from now on: the form that holds both is not
-        of the type.
+        If the channel carries no properties, only the content is sent from now on: the byte form that includes
+        properties would not match the schema.
         """
         if self._publisher is not None:
             self._publisher.agree(Terms(schema, writes=True))
             self._bare = not self._publisher.carries_properties
 
     def compare(self, schema: Schema) -> None:
-        """``RefusedError`` where what comes from here is said to be of another type."""
+        """``RefusedError`` if the channel announces another schema for its messages."""
         text = None if self._subscriber is None else self._subscriber.schema
         if text:
             Terms(schema, writes=False).check(text, self.name)
 
     def channel_value(self, message: GatewayMessage) -> Any:
-        """The value of a message that came from here, by what is said there; ``ValueError`` where it is not that."""
+        """The value of a message from this channel, decoded by the channel's schema; ``ValueError`` if it does not
+        match.
+        """
         if self._channel_values is None and self._subscriber is not None:
             self._channel_values = Values(self._subscriber)
         if self._channel_values is None:
@@ -88,12 +90,12 @@ class Endpoint(Module):
         return self._channel_values.read(message, self._topic)
 
     def check_fields(self, paths: Iterable[Sequence[Step]]) -> None:
-        """``InvalidArgument`` where it is said there what comes from here, and that has no such field."""
+        """``InvalidArgument`` if the channel has a schema and that has no such field."""
         if self._channel_values is not None:
             self._channel_values.check(self._topic, paths)
 
     def start(self) -> None:
-        """Begin to read, where somebody is linked to this end."""
+        """Begin to read, if anything is linked to this end."""
         self._started = True
         self.read()
 
@@ -116,7 +118,7 @@ class Endpoint(Module):
         return {} if "timeout" in address.parse(self._text).options else {"timeout": seconds}
 
     def _await(self, role: Callable[..., Any], options: dict[str, Any]) -> Any:
-        """Open a role as soon as it can be; None when this ends before."""
+        """Wait until a role can be opened, and open it; None if the endpoint is stopped before."""
         while not self._stopping.is_set():
             try:
                 opened = role(self._text, **options, **self._timeout(FIRST_TRY_S))
@@ -145,15 +147,15 @@ class Endpoint(Module):
         return None if subscriber is None else _BrokerQueue(subscriber)
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
-        """Wait until so many read what goes out here: nothing sent later is missed for want of a connection."""
+        """Wait until the channel has this many subscribers, so that they miss nothing that is sent afterwards."""
         return self._publisher is None or self._publisher.wait_ready(subscribers, timeout)
 
     def receive(self, message: GatewayMessage) -> None:
-        """Send one out."""
+        """Send one message."""
         self.receive_many([message])
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
-        """Send them out together; waits for a server that is not there."""
+        """Send them together; waits for a server that cannot be reached."""
         if self._publisher is None:
             self._publisher = self._await(address.publisher, {})
         if self._publisher is None:
@@ -166,13 +168,13 @@ class Endpoint(Module):
         self.broker.publish(self, carriage.arrived(data))
 
     def stop(self) -> None:
-        """Read no more; what was read from a durable queue is acknowledged first."""
+        """Stop reading; what was read from a durable queue is acknowledged first."""
         self._stopping.set()
         if self._reader is not None:
             self._reader.stop()
 
     def kill(self) -> None:
-        """Wait for nothing any more: what was read from a durable queue and not handled comes again."""
+        """End all waits: what was read from a durable queue and not handled will be redelivered."""
         self._stopping.set()
         if self._reader is not None:
             self._reader.cut()
@@ -187,13 +189,13 @@ class Endpoint(Module):
 
 
 def is_durable(text: str) -> bool:
-    """Whether what comes from an address is kept there until it was handled."""
+    """Whether the address keeps its messages until they were handled."""
     parsed = address.parse(text)
     return parsed.scheme == "broker" and "queue" in parsed.options and "ack" not in parsed.options
 
 
 class _Reader:
-    """Publishes what a channel without acknowledgements gives."""
+    """Publishes the messages of a channel without acknowledgements."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -216,7 +218,7 @@ class _Reader:
         subscriber = endpoint._opened()
         while subscriber is not None and not self._stopping.is_set():
             try:
-                # Not kept here: a batch that is held while the next is read may hold slots of the channel.
+                # Keep no reference: a batch that is alive while the next one is read may hold slots of the channel.
                 self._forward_all(subscriber.read_many(BATCH, READ_TIMEOUT_S))
             except ClosedError:
                 return
@@ -229,7 +231,7 @@ class _Reader:
         for data in batch:
             try:
                 self._endpoint._forward(data)
-            except TimeoutError as error:  # counted where it happened
+            except TimeoutError as error:  # counted by the broker already
                 self._endpoint._throttle.error("%s: %s", self._endpoint.name, error)
             with contextlib.suppress(PenstockError):
                 data.release()

@@ -1,4 +1,4 @@
-"""What a broker of modules refuses, by the names its reference gives the results."""
+"""The errors of a broker of modules, named after the result codes of its reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock._core.gateway import GatewayMessage
 from penstock.errors import PenstockError
 from penstock.printable import printable
 
-MAX_REASON = 500  # letters of an error's text that are told
+MAX_REASON = 500  # characters of an error's text that are reported
 
 
 class BrokerError(PenstockError):
@@ -30,8 +30,9 @@ class ModuleError(PenstockError):
 
 
 class MessageFailed(ModuleError):
-    """A module failed at some messages, outside of its worker, and goes on; ``lost`` of them were stored and are gone,
-    ``given_back`` (each with the times it was tried) may be tried again."""
+    """A module failed at some messages, outside of its worker, and goes on. ``lost`` of them were stored and are gone;
+    those in ``given_back`` (each with the number of tries) may be tried again.
+    """
 
     def __init__(self, text: str, lost: int = 0, given_back: Sequence[tuple[GatewayMessage, int]] = ()) -> None:
         super().__init__(text)
@@ -40,8 +41,9 @@ class MessageFailed(ModuleError):
 
 
 def give_back(module: Any, error: Exception, *messages: GatewayMessage) -> None:
-    """Tell that ``module`` failed at these messages of a batch, and at no others. Whatever fails the whole batch comes
-    before this: they would fail twice."""
+    """Report that ``module`` failed at these messages of a batch and at no others. Do this after everything that may
+    fail for the whole batch: otherwise these messages would fail twice.
+    """
     if module.on_failure is None:
         raise error
     module.on_failure(MessageFailed(reason_of(error), given_back=[(message, 1) for message in messages]))
@@ -56,25 +58,26 @@ class StepFailed(ModuleError):
 
 
 class EndedByFailure(ModuleError):
-    """A module's process ended because of a failure that was told and counted before: no other failure."""
+    """A module's process ended because of a failure that was already reported and counted: it is not counted again."""
 
 
 class DrainError(PenstockError, TimeoutError):
     """What was queued for a module was not handled in time; the text says how much and what can be done. ``hung``: it
-    has not come back from one call in all that time."""
+    did not return from one call in all that time.
+    """
 
     hung = False
 
 
 def reason_of(error: BaseException) -> str:
-    """Why something failed, in one line: the kind of error and its text. What the gateway says itself needs no kind.
-
-    The text may be anything, a message's own bytes too: what does not print is escaped, and a long one is cut."""
+    """Why something failed, in one line: the class of the error and its text (for the gateway's own errors the text
+    only). The text may contain anything, even bytes of a message: it is escaped and cut.
+    """
     try:
         text = str(error)
-    except Exception:  # it is a module's own class
+    except Exception:  # the text of a module's own error class may raise
         text = "its text cannot be read"
-    most = MAX_REASON if not isinstance(error, ModuleError) else 2 * MAX_REASON  # that one may quote another
+    most = MAX_REASON if not isinstance(error, ModuleError) else 2 * MAX_REASON  # a ModuleError may quote another error
     text = text if len(text) <= most else f"{text[:most]}..."
     told = text if isinstance(error, ModuleError) else f"{type(error).__name__}: {text}"
     if isinstance(error, OSError) and error.errno and (what := os.strerror(error.errno)) not in told:

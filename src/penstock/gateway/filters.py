@@ -27,7 +27,7 @@ from penstock.errors import InvalidArgument, PenstockError
 from penstock.filter import compile_filter
 from penstock.gateway.module import PublishedValues
 from penstock.gateway.place import Checks, Place, check_options
-from penstock.types import codec_of
+from penstock.types import Schema, codec_of
 from penstock.types.fields import Reader, Step, check_paths, reader_of
 
 Predicate = Callable[[Message], object]
@@ -62,8 +62,9 @@ class Filter:
     """What a link lets through; a field left at its default lets everything through.
 
     ``properties`` maps a name to the value it must have, to a list of allowed values, or to a pattern when the value
-    holds ``*`` or ``?``; the value None asks that the property be there. ``where`` is an expression over the message
-    (``penstock.filter``), such as ``.celsius > 20``; fields are those of JSON, or of what ``type`` is encoded as.
+    holds ``*`` or ``?``; the value None only requires that the property exists. ``where`` is an expression over the
+    message (``penstock.filter``), such as ``.celsius > 20``; fields are those of JSON, or of what ``type`` is encoded
+    as.
     """
 
     properties: Mapping[str, str | Sequence[str] | None] = field(default_factory=dict)
@@ -96,9 +97,15 @@ class Filter:
             for name in ("min_bytes", "max_bytes", "one_in", "rate_per_s", "predicate", "where")
         )
 
+    def check(self, schema: Schema) -> None:
+        """``InvalidArgument`` where messages of this schema have no field that ``where`` names."""
+        if self.where is not None and self.type is None:
+            check_paths([schema], compile_filter(self.where).paths)
+
     def compile(self, clock: Callable[[], float] = time.monotonic, read: Reader | None = None) -> Predicate:
-        """A function of a message, with counts of its own. ``read`` gives the value of a message where no ``type`` was
-        given; without both it is JSON."""
+        """A function of a message, with counts of its own. ``read`` decodes a message if no ``type`` was given; without
+        either it is decoded as JSON.
+        """
         parts: list[Predicate] = []
         if self.min_bytes is not None or self.max_bytes is not None:
             parts.append(_size(self.min_bytes or 0, self.max_bytes))
@@ -114,7 +121,7 @@ class Filter:
         return parts[0] if len(parts) == 1 else lambda message: all(part(message) for part in parts)
 
     def _fields(self, read: Reader | None = None) -> Predicate:
-        """Whether ``where`` holds; a message that is not of the type has no fields."""
+        """A predicate for ``where``; a message that does not match the type has no fields."""
         passes = compile_filter(self.where or "")
         if self.type is not None:
             schema = codec_of(self.type).described()
@@ -142,18 +149,18 @@ class Filter:
 
 
     def _tell_unknown(self, read: Reader | None, paths: Sequence[Sequence[Step]]) -> None:
-        """Tell once of fields that the source does not have, by what is known of it when its first message comes."""
+        """Warn once about fields that the source's schema does not have, as far as it is known at the first message."""
         try:
             if isinstance(read, PublishedValues):
                 read.check(paths)
         except InvalidArgument as error:
             log.warning("filter %r: %s (told once)", self.where, error)
         except PenstockError:
-            pass  # a broker that does not tell it
+            pass  # the broker does not tell the schema
 
 
 def any_of(predicates: Sequence[Predicate]) -> Predicate:
-    """The filter of two links between the same modules: both see the message, and one yes is enough."""
+    """The filter of several links between the same modules: all see the message, and one of them has to accept it."""
     if len(predicates) == 1:
         return predicates[0]
 

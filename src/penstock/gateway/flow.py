@@ -1,7 +1,7 @@
-"""Flow: what one link has carried, for who looks from outside.
+"""Flow: the counters of one link, mapped so that the monitor can read them from another process.
 
-A link costs its messages nothing: a source's port counts what it published, and a filter's refusals are counted where
-the filter is asked. ``count`` puts what came since the joining into the link's counters, under the broker's lock.
+Counting costs a message nothing: the source's port counts what it publishes, and the filter counts what it refuses.
+``count`` copies what was published since the link was added into the link's counters, under the broker's lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.gateway.bounds import Bound
     from penstock.gateway.worker import Output, Worker
 
-#: So many links of a broker are counted; what more there are is carried all the same, and told by ``Uncounted``.
+#: The most links of a broker that have counters. Further links work all the same; ``Uncounted`` says how many.
 MAX_FLOWS = 4096
 
 
@@ -29,18 +29,19 @@ class Flow:
         self._source, self._sink = source, sink
         self._since, self._bytes_since = source.port.published, source.port.bytes
         self._bound: Bound | None = None
-        self._overflowed_before = 0  # by the bounds that it had before
+        self._overflowed_before = 0  # messages refused by bounds that the link had before
         self._sent = self._filtered = self._overflowed = 0
 
     def count(self) -> None:
-        """Bring the counters up to now."""
+        """Update the counters."""
         joint = self._source.sinks.get(self._sink)
         bound = joint.bound if joint is not None else None
         if bound is not self._bound:
             self._overflowed_before += self._bound.dropped if self._bound is not None else 0
             self._bound = bound
         overflowed = self._overflowed_before + (bound.dropped if bound is not None else 0)
-        refused, refused_bytes = struct.unpack("=QQ", self.refused)  # after it: a bound's are counted there too
+        # read afterwards: messages refused by a bound are counted there too
+        refused, refused_bytes = struct.unpack("=QQ", self.refused)
         filtered = max(self._filtered, refused - overflowed)
         sent = max(self._source.port.published - self._since, filtered + overflowed)
         if sent != self._sent:
@@ -54,24 +55,26 @@ class Flow:
         self._filtered, self._overflowed = filtered, overflowed
 
     def close(self) -> None:
-        """The link is gone."""
+        """The link was removed."""
         self.counters.close()
 
 
 class Uncounted:
-    """The links past ``MAX_FLOWS``: one row, there while there are any, says how many. Under the broker's lock."""
+    """The links beyond ``MAX_FLOWS``: one row in the monitor says how many there are, if any. Used under the broker's
+    lock.
+    """
 
     def __init__(self) -> None:
         self._links: set[tuple[Output, Worker]] = set()
         self._counters: Counters | None = None
 
     def add(self, source: Output, sink: Worker) -> None:
-        """A link that nobody counts was made."""
+        """A link without counters was added."""
         self._links.add((source, sink))
         self._tell()
 
     def discard(self, source: Output, sink: Worker) -> None:
-        """A link is gone, or is counted now."""
+        """A link was removed, or has counters now."""
         if (source, sink) in self._links:
             self._links.discard((source, sink))
             self._tell()

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +23,7 @@ from penstock.channel import choose
 from penstock.clock import refuse_if_virtual
 from penstock.errors import InvalidArgument, RefusedError, StateError, nearest
 from penstock.gateway import configuration as configurations
-from penstock.gateway.broker import Ending, ModuleBroker, ModuleInfo
+from penstock.gateway.broker import Ending, ModuleBroker, ModuleInfo, emptying, sleep_until_done
 from penstock.gateway.buffer import Buffer
 from penstock.gateway.configuration import Configuration, LoaderEntry, ModuleEntry, QueueOptions, is_address
 from penstock.gateway.endpoint import Endpoint
@@ -31,20 +31,19 @@ from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, Modul
 from penstock.gateway.events import Callback, Event, Events
 from penstock.gateway.filters import Filter
 from penstock.gateway.keeper import Keeper, Kept
-from penstock.gateway.links import DEFAULT, STAR, Delivery, Link, LinkOptions, LinkTable, drain_order
+from penstock.gateway.links import DEFAULT, STAR, Delivery, Link, LinkOptions, LinkTable, drain_order, drain_plan
 from penstock.gateway.loaders import Recipe, of_class, recipe
-from penstock.gateway.module import typed
+from penstock.gateway.module import check_types, typed
 from penstock.gateway.place import Place, located
 from penstock.gateway.supervision import Policy, Restart
 from penstock.gateway.worker import ERROR, Deadline, Life, Order, Worker
-from penstock.types import first_difference
 
 log = logging.getLogger("penstock.gateway")
 EXIT_TIMEOUT_S = 5.0
-LAST_WORDS_S = 0.25  # for the callbacks of what happened while modules were destroyed
-START_S = 30.0  # for start of all modules, and of one that is added later
-REPLACE_S = 10.0  # for stop and destroy of a module that is replaced
-UNDO_S = 10.0  # for destroying a module whose adding failed
+LAST_WORDS_S = 0.25  # time for callbacks of events that happen while modules are destroyed
+START_S = 30.0  # time for starting all modules, and for one that is added later
+REPLACE_S = 10.0  # time for stopping and destroying a module that is replaced
+UNDO_S = 10.0  # time for destroying a module that could not be added
 _live: weakref.WeakSet[Gateway] = weakref.WeakSet()
 Registration = tuple[Event, Callback] | tuple[Event, Callback, Any]
 
@@ -68,7 +67,9 @@ class Gateway:
         callbacks: Iterable[Registration] = (),
         cycle_timeout_s: float = 1.0,
     ) -> None:
-        """Made, not started. Callbacks given here are told of CREATED too. A failure leaves nothing behind."""
+        """Create a gateway without starting it. Callbacks given here get the event CREATED too. A failure leaves
+        nothing behind.
+        """
         refuse_if_virtual(f"gateway {name!r}, whose modules have threads (penstock.replay runs one without),")
         self.name = name
         self.broker = ModuleBroker(cycle_timeout_s=cycle_timeout_s)
@@ -77,21 +78,23 @@ class Gateway:
         self.broker.on_refused = self._refused
         self.broker.on_filter_error = self._filter_failed
         self.broker.on_abandoned = self._was_abandoned
-        self.abandoned: list[str] = []  # modules that did not come back from a call
-        self.draining: bool | None = None  # True while ``destroy`` waits for what is queued, then False
+        self.abandoned: list[str] = []  # modules that did not return from a call
+        self.draining: bool | None = None  # True while ``destroy`` drains the queues, then False
         self._lock = threading.RLock()
         self._changing = threading.Lock()  # one update or reload at a time
         self._kept: dict[str, Kept] = {}
         self._table = LinkTable()
-        self._buffered: dict[tuple[str, str], tuple[Link, str]] = {}  # with the name of the module in between
-        self._error_links: dict[tuple[str, str], set[tuple[str, str]]] = {}  # with the links that asked for them
+        # by ends: the link and the name of the buffer's module
+        self._buffered: dict[tuple[str, str], tuple[Link, str]] = {}
+        # error links, with the links that asked for them
+        self._error_links: dict[tuple[str, str], set[tuple[str, str]]] = {}
         self._joined: dict[str, dict[str, tuple[tuple[Filter, ...], LinkOptions]]] = {}  # source to sinks
         self._loaders: dict[str, LoaderEntry] = {}
         self._applied = Configuration()
-        self._dotted: set[str] = set()  # names of modules that could be names of outputs
-        self._ended: list[ModuleInfo] = []  # at the end: how it was
+        self._dotted: set[str] = set()  # names of modules with a dot, which look like outputs
+        self._ended: list[ModuleInfo] = []  # snapshots of the modules, taken at the end
         self._started = self._closed = False
-        self._all_handled = True  # by the end
+        self._all_handled = True  # whether no message was lost at the end
         _live.add(self)
         try:
             for registration in callbacks:
@@ -105,13 +108,13 @@ class Gateway:
 
     @classmethod
     def from_json(cls, text: str, **options: Any) -> Self:
-        """From a JSON text, and started."""
+        """Create a gateway from a JSON text and start it."""
         gateway = cls(configurations.parse(configurations.from_json(text)), **options)
         return gateway._begun()
 
     @classmethod
     def from_file(cls, path: str | Path, **options: Any) -> Self:
-        """From a JSON, TOML or YAML file, and started."""
+        """Create a gateway from a JSON, TOML or YAML file and start it."""
         return cls(configurations.read(path), **{"name": Path(path).stem, **options})._begun()
 
     def _begun(self) -> Self:
@@ -137,13 +140,13 @@ class Gateway:
     def start(self, timeout: float | None = START_S) -> None:
         """Call start on each module in order of adding. A module added later is started by itself.
 
-        A module whose start raises keeps nobody else from starting. It is told and counted; with a restart policy it is
-        made anew, else it stays failed (what comes for it is dropped and counted) and ``ModuleError`` names it at the
-        end. Starting again tries those once more.
-
-        Neither does one that does not come back: after its ``stuck_after_s`` it is told of as stuck and the next one is
-        started beside it. This ends after ``timeout`` seconds, and ``ModuleError`` names those that are still in start;
-        they receive when they come back."""
+        A module whose start raises does not keep the others from starting. The failure is reported and counted. With a
+        restart policy the module is created again; otherwise it stays failed (its messages are dropped and counted) and
+        ``ModuleError`` names it at the end. Calling this again tries the failed ones again. A module that does not
+        return from start is reported as stuck after its ``stuck_after_s``, and the next one is started meanwhile. After
+        ``timeout`` seconds ``ModuleError`` names the modules that are still in start; they receive messages once it
+        returns.
+        """
         with self._lock:
             self._check()
             again = [kept for kept in self._kept.values() if kept.started and self._has_failed(kept)]
@@ -165,7 +168,7 @@ class Gateway:
             return False
 
     def _begin(self, kept: Kept, patience: Deadline) -> tuple[Worker, Order]:
-        """Have one module started under supervision, and wait for it so long."""
+        """Start one module under supervision, and wait ``patience`` seconds for it."""
         worker = self.broker.worker_of(kept.module)
         again, kept.started = kept.started, True
         order = worker.post(functools.partial(self._keeper.start_again if again else self._keeper.start, worker))
@@ -174,7 +177,7 @@ class Gateway:
         return worker, order
 
     def _outcome(self, kept: Kept, worker: Worker, order: Order, deadline: Deadline) -> ModuleError | None:
-        """How a start went; None also where a module that failed is made anew, or this is its own thread."""
+        """The error of a start, or None: also if a failed module is created again, or if this is its own thread."""
         if not worker.mine and not order.wait(deadline):
             return self._start_error(kept, "has not come back from start", None)
         error = order.error
@@ -189,7 +192,9 @@ class Gateway:
         return told
 
     def _start_added(self, kept: Kept) -> None:
-        """Start a module that was added to a gateway at work; a failure is raised, and its adding undone."""
+        """Start a module that was added to a running gateway; on a failure the module is removed again and the error
+        raised.
+        """
         worker = self.broker.worker_of(kept.module)
         order = worker.begin()
         if not worker.mine and not order.wait(Deadline(START_S)):
@@ -200,11 +205,12 @@ class Gateway:
 
     def destroy(self, timeout: float | None = 10.0) -> bool:
         """Stop and drain in link order, then end everything, all within ``timeout`` seconds (half a second at least).
-        True exactly when from then on no message was lost and nobody abandoned: what was not handled is dropped,
-        counted and logged, unless a durable source keeps it (``stored``). What a module publishes after its ``stop`` is
-        refused. A module that does not come back in time is abandoned: told, counted (``abandoned``), and never called
-        again. An exception while it waits for what is queued (Ctrl-C) ends the waiting; it is raised when all the rest
-        is done."""
+        Returns True exactly if no message was lost and no module abandoned meanwhile. Messages that were not handled
+        are dropped, counted and logged, unless a durable source keeps them (``stored``). What a module publishes after
+        its ``stop`` is refused. A module that does not return in time is abandoned: reported, counted (``abandoned``),
+        and never called again. An exception during draining (Ctrl-C) ends the draining; it is raised when everything
+        else is done.
+        """
         with self._lock:
             if self._closed:
                 return self._all_handled
@@ -212,8 +218,10 @@ class Gateway:
             kept = list(self._kept.values())
         ending = Ending.within(timeout)
         workers = self.broker.workers_at_end([one.module for one in kept if one.module is not None])
+        # The result is about the end only: losses from before do not count.
         lost_before = sum(worker.lost_at_end for worker in workers)
         joined = [self.broker.info_of(worker) for worker in workers]
+        # A paused module would never drain.
         self._resume_all(kept)
         interrupted: BaseException | None = None
         try:
@@ -222,10 +230,13 @@ class Gateway:
             self.draining = False
         except BaseException as error:
             self.draining = False
+            # Ctrl-C ends the draining, not the rest: modules must still be stopped and freed before the error is
+            # raised.
             interrupted, ending = error, Ending.within(0)
             self._drop_all(drain_order(self._table.graph()), ending)
         self._keeper.close()
         self._events.tell(Event.DESTROYED)
+        # Callbacks of earlier events may use the modules, so they run before these are destroyed.
         self._events.wait_told(ending.over_by)
         self.broker.end_all([one.module for one in kept if one.module is not None], ending.over_by)
         self._events.close(LAST_WORDS_S)
@@ -247,18 +258,44 @@ class Gateway:
     close = destroy
 
     def _drain_all(self, ending: Ending) -> None:
-        """Sources first: who comes later in link order is fed only by who has been stopped and emptied."""
-        groups = drain_order(self._table.graph())
-        for index, group in enumerate(groups):
-            modules = self._modules_of((group,))
-            drained = self._drain(group, modules, ending.drained_by)
-            # Asked again: a process that died may have been replaced meanwhile.
-            if not (drained and self.broker.stop_all(self._modules_of((group,)), ending)):
-                self._drop_all(groups[index:], ending)
-                return
+        """Sources first: a group is stopped as soon as all that feed it have been. So a module that hangs keeps nobody
+        from an orderly end but those behind it."""
+        left, order = drain_plan(self._table.graph())
+        emptied: set[tuple[str, ...]] = set()
+        busy: dict[tuple[str, ...], Iterator[Order | None]] = {}
+        while order.is_active():
+            busy.update((group, self._end_in_order(group, emptied)) for group in order.get_ready())
+            ended, waited = False, None
+            for group, steps in list(busy.items()):
+                try:
+                    waited = next(steps)
+                except StopIteration:
+                    ended = True
+                    del busy[group], left[group]
+                    order.done(group)
+            if not ended and ending.drained_by.passed:
+                break
+            if not ended:
+                sleep_until_done(waited)
+        for group in (one for one in busy if one not in emptied):
+            told = f"the cycle of {' and '.join(group)}" if len(group) > 1 else group[0]
+            log.warning("%s still had messages when the time was over; what no durable source keeps is dropped", told)
+        if left:
+            self._drop_all(left, ending)
+
+    def _end_in_order(self, group: tuple[str, ...], emptied: set[tuple[str, ...]]) -> Iterator[Order | None]:
+        """Let modules handle what they got, then stop them; gives what it waits for. What durable sources keep is not
+        waited for: those have stopped, and it comes with the next start."""
+        workers = [self.broker.worker_of(module) for module in self._modules_of((group,))]
+        for worker in workers:
+            worker.let_go()
+        yield from emptying([worker for worker in workers if not worker.backed])
+        emptied.add(group)
+        # Asked again: a process that died may have been replaced meanwhile.
+        yield from self.broker.stopping(self._modules_of((group,)))
 
     def _drop_all(self, groups: Iterable[tuple[str, ...]], ending: Ending) -> None:
-        """Everybody at once: nothing waits for anything any more, and what is queued is dropped."""
+        """End all modules at once: nothing waits any more, and queued messages are dropped."""
         rest = self._modules_of(groups)
         self.broker.cut_all(rest)
         self.broker.end_stopping(rest, ending)
@@ -266,18 +303,6 @@ class Gateway:
     def _modules_of(self, groups: Iterable[tuple[str, ...]]) -> list[Any]:
         kept = [self._kept.get(name) for group in groups for name in group]
         return [one.module for one in kept if one is not None and one.module is not None]
-
-    def _drain(self, group: tuple[str, ...], modules: list[Any], deadline: Deadline) -> bool:
-        """Whether these modules have handled what they got. What durable sources keep is not waited for: those have
-        stopped, and it comes with the next start."""
-        workers = [self.broker.worker_of(module) for module in modules]
-        for worker in workers:
-            worker.let_go()
-        if self.broker.drain_workers([worker for worker in workers if not worker.backed], deadline.left_s):
-            return True
-        told = f"the cycle of {' and '.join(group)}" if len(group) > 1 else group[0]
-        log.warning("%s still had messages when the time was over; what no durable source keeps is dropped", told)
-        return False
 
     # ---- modules
 
@@ -292,8 +317,9 @@ class Gateway:
         restart: Restart | Policy | str | None = None,
         stuck_after_s: float | None = 10.0,
     ) -> ModuleInfo:
-        """Load, create, attach, link by stars, start when the gateway has been started. ``entrypoint`` is what the
-        loader takes, or a class. A failure undoes every step."""
+        """Load, create and attach a module, link it by star links, and start it if the gateway is started.
+        ``entrypoint`` is what the loader takes, or a class. A failure undoes every step.
+        """
         if queue is not None and not isinstance(queue, QueueOptions):
             raise TypeError(f"queue is given as QueueOptions(...), not {type(queue).__name__}")
         stuck_after_s = Place(stuck_after_s, "stuck_after_s").seconds(optional=True)
@@ -311,7 +337,7 @@ class Gateway:
             raise InvalidArgument(f"a module is a class, or a text such as 'package.module:Class', not {entrypoint!r}")
         data: dict[str, Any] = {"name": name, "loader": {"name": loader, "entrypoint": entrypoint}, "args": args}
         entry = configurations.module_entry(data, tuple(self._loaders.values()))
-        entry = configurations.with_care(entry, queue, restart, stuck_after_s)
+        entry = configurations.with_supervision(entry, queue, restart, stuck_after_s)
         return self._add_entry(entry)
 
     def _add_entry(self, entry: ModuleEntry, *, start: bool = True, made: Recipe | None = None) -> ModuleInfo:
@@ -319,15 +345,16 @@ class Gateway:
         return self._add(kept, entry.queue, start=start)
 
     def _add(self, kept: Kept, queue: QueueOptions, *, passes_stars: bool = True, start: bool = True) -> ModuleInfo:
-        """``start`` False: ``_start_linked`` follows, when its links are there. Before, a durable source would give
-        its messages to nobody."""
+        """With ``start`` False the caller calls ``_start_linked`` when the links exist. Before that, a durable source
+        would publish its messages to nobody.
+        """
         with self._lock:
             self._check()
             if kept.name in self._kept:
                 raise InvalidArgument(f"there is a module {kept.shown!r} already")
             if passes_stars and not is_address(kept.name):
                 self._check_outputs(kept.name)
-            self._kept[kept.name] = kept  # the name is taken from here on
+            self._kept[kept.name] = kept  # from here on the name is in use
         try:
             module = kept.recipe.make(self.broker)
             try:
@@ -367,7 +394,7 @@ class Gateway:
         return info
 
     def _start_linked(self, kept: Kept) -> None:
-        """Start what was added, in a gateway at work; else ``start`` does."""
+        """Start an added module if the gateway is running; otherwise ``start`` will."""
         with self._lock:
             mine = self._started and not kept.started
             kept.started = kept.started or mine
@@ -383,26 +410,28 @@ class Gateway:
             module.destroy()  # it was not attached
 
     def remove_module(self, name: str, *, drain: bool = True, timeout: float | None = 10.0) -> None:
-        """Cut off its sources, handle what is queued (or drop and count it), stop it, take its links away, destroy it.
-        ``DrainError`` when the time is over before it has handled everything: then it stays as it was, unless durable
-        sources keep all that it gets. What comes from buffers alone stays stored and is not waited for. A module that
-        does not come back from another call in time is removed all the same, and abandoned."""
+        """Remove a module: cut off its sources, handle what is queued (or drop and count it), stop it, remove its
+        links, destroy it. ``DrainError`` if it has not handled everything in time: then it stays as it was, unless
+        durable sources keep everything that it gets. Messages of buffers stay stored and are not waited for. A module
+        that does not return from another call in time is removed all the same, and abandoned.
+        """
         with self._lock:
             kept = self._find(name)
             if kept.removing:
                 raise BrokerError(f"module {kept.shown!r} is being removed already")
             kept.removing = True
-            # First: a buffer without its sink would forward to nobody and take that for handled.
+            # Buffers first: without its sink a buffer would forward to nobody and take that as handled.
             buffered = {buffer: link for link, buffer in self._buffered.values() if link.sink == name}
             stored = self.broker.worker_of(kept.module).has_durable_sources
             drain = drain and not (stored and buffered.keys() >= set(self._table.sources_to(name)))
         self._resume_all((kept,))
         worker = self.broker.worker_of(kept.module)
-        worker.let_go()  # what durable sources keep need not be tried until it is handled
+        worker.let_go()  # failed messages that durable sources keep need not be tried again here
         if isinstance(kept.module, Buffer):
-            kept.module.kill()  # its sink goes on, and may be in trouble: what it has not handled stays stored
+            # do not wait for its sink, which stays and may be failing: what it has not handled stays stored
+            kept.module.kill()
         remove = functools.partial(
-            self.broker.remove_module, kept.module, steps=True, done=lambda worker: self._gone(kept)
+            self.broker.remove_module, kept.module, steps=True, done=lambda worker: self._was_removed(kept)
         )
         try:
             for link in buffered.values():
@@ -424,7 +453,9 @@ class Gateway:
             raise
 
     def _halt(self, name: str) -> bool:
-        """Stop and destroy a module that ``_put`` replaces: what comes for it waits. False: it did not come back."""
+        """Stop and destroy a module that ``_put`` will replace; its messages wait meanwhile. False: it did not
+        return.
+        """
         kept = self._find(name)
         worker = self.broker.worker_of(kept.module)
         if worker.mine:
@@ -436,7 +467,7 @@ class Gateway:
         return order.wait(ending.over_by)
 
     def _put(self, entry: ModuleEntry, made: Recipe | None = None) -> None:
-        """Put another module in the place of one that was halted: same name, queue and links. It is started later."""
+        """Replace a module that was halted by another one: same name, queue and links. It is started later."""
         old = self._find(entry.name)
         new = Kept(made or recipe(entry, self._loaders), entry.restart, entry.stuck_after_s, entry)
         worker = self.broker.worker_of(old.module)
@@ -444,7 +475,7 @@ class Gateway:
         self._keeper.put(old, new, worker)
         with self._lock:
             self._kept[entry.name] = new
-            if worker.is_durable is not was_durable:  # its links deliver otherwise then
+            if worker.is_durable is not was_durable:  # the default guarantee of its links depends on this
                 sources = self._table.sources_within(entry.name)
                 for source in sources:
                     self._joined.pop(source, None)
@@ -454,26 +485,27 @@ class Gateway:
             self._check_types(link)
 
     def pause(self, name: str) -> None:
-        """Let a module receive nothing until ``resume``; what comes for it waits, as its queue says. Its removal and
-        the end of the gateway resume it."""
+        """Let a module receive nothing until ``resume``; its messages wait in its queue. Removing it or ending the
+        gateway resumes it.
+        """
         with self._lock:
             kept = self._find(name)
         self.broker.worker_of(kept.module).pause()
 
     def resume(self, name: str) -> None:
-        """Let a paused module go on."""
+        """Resume a paused module."""
         with self._lock:
             kept = self._find(name)
         self.broker.worker_of(kept.module).resume()
 
     def _resume_all(self, kept: Iterable[Kept]) -> None:
         for one in kept:
-            with contextlib.suppress(BrokerError, InvalidArgument):  # gone meanwhile, or not made yet
+            with contextlib.suppress(BrokerError, InvalidArgument):  # removed meanwhile, or not created yet
                 worker = self.broker.worker_of(one.module)
                 if worker.paused:
                     worker.resume()
 
-    def _gone(self, kept: Kept) -> None:
+    def _was_removed(self, kept: Kept) -> None:
         self._keeper.forget(kept)
         with self._lock:
             buffers = [name for link, name in self._buffered.values() if self._table.owner(link.source) == kept.name]
@@ -487,7 +519,9 @@ class Gateway:
         self._changed()
 
     def _remove_name(self, name: str) -> list[str]:
-        """Take a module and its links out of the table; gives the modules that it was linked with. Under the lock."""
+        """Remove a module and its links from the table; returns the modules that it was linked with. The caller holds
+        the lock.
+        """
         if name not in self._table.names:
             return []
         sources, sinks = self._sources_of(name), list(self._table.sinks(name))
@@ -508,8 +542,9 @@ class Gateway:
         error: str | None = None,
     ) -> None:
         """Join two modules or addresses; ``"*"`` as the source stands for every other module, now and later, and
-        ``NAME.OUTPUT`` for what a module publishes under a name. ``buffer`` (``journal:DIRECTORY``) stores what is on
-        its way; ``error`` names who gets what the sink fails at for good."""
+        ``NAME.OUTPUT`` for what a module publishes under a name. ``buffer`` (``journal:DIRECTORY``) stores messages on
+        their way; ``error`` names the module or address that gets the messages at which the sink fails for good.
+        """
         if link_filter is not None and not isinstance(link_filter, Filter):
             raise TypeError(f"a link's filter is a Filter(...), not {type(link_filter).__name__}")
         if not isinstance(options, LinkOptions):
@@ -529,13 +564,16 @@ class Gateway:
                 raise
 
     def _add_error_link(self, link: Link) -> None:
-        """Dead letters are delivered as what failed was: a durable source waits for those of a link at least once."""
+        """Dead letters have the delivery guarantee of the link that failed: a durable source also waits for the dead
+        letters of an at_least_once link.
+        """
         ends = f"{link.sink}.{ERROR}", str(link.error)
         options = replace(DEFAULT, delivery=self._delivery(link))
         if ends not in self._table:
             self._add_plain(Link(*ends, options=options))
             self._error_links[ends] = set()
-        elif ends in self._error_links and options.delivery is Delivery.AT_LEAST_ONCE:  # else it is somebody's own
+        # otherwise the user has added this link
+        elif ends in self._error_links and options.delivery is Delivery.AT_LEAST_ONCE:
             with self._lock:
                 self._table.add(Link(*ends, options=options))
                 self._sync((ends[0],))
@@ -549,7 +587,7 @@ class Gateway:
         return link.options.chosen(any(getattr(module, "durable", False) for module in sources)).delivery
 
     def _drop_error_links(self) -> None:
-        """Remove those that no link asks for any more."""
+        """Remove error links that no link asks for any more."""
         with self._lock:
             for ends, asked_by in list(self._error_links.items()):
                 asked_by.intersection_update([one for one in asked_by if self._has_link(one)])
@@ -570,7 +608,7 @@ class Gateway:
         return True
 
     def _add_buffered(self, link: Link) -> None:
-        """Two links with a module between them that stores what is on its way."""
+        """Make two links with a buffer module between them, which stores messages on their way."""
         with self._lock:
             self._check()
             self._check_link(link)
@@ -593,7 +631,7 @@ class Gateway:
 
     def _add_plain(self, link: Link) -> None:
         opened: list[str] = []
-        if any(is_address(end) for end in link.ends):  # what cannot be linked opens nothing
+        if any(is_address(end) for end in link.ends):  # check before opening: a refused link must not open an endpoint
             with self._lock:
                 self._check()
                 self._check_link(link)
@@ -615,7 +653,7 @@ class Gateway:
         self._changed()
 
     def _change_link(self, link: Link) -> None:
-        """Give a link another filter or other options; nothing that is published meanwhile misses it."""
+        """Change the filter or the options of a link; messages that are published meanwhile still pass it."""
         with self._lock:
             self._check()
             self._table.add(link)
@@ -623,7 +661,7 @@ class Gateway:
         self._changed()
 
     def remove_link(self, source: str, sink: str) -> None:
-        """Part them; when they are not joined, nothing happens. What a buffer holds stays stored."""
+        """Remove a link; does nothing if there is none. What a buffer holds stays stored."""
         with self._lock:
             self._check()
             _, buffer = self._buffered.get((source, sink), (None, None))
@@ -651,9 +689,8 @@ class Gateway:
             raise AddLinkError(f"link {link} is there already")
 
     def _check_types(self, link: Link) -> None:
-        """Raise ``AddLinkError`` if the sink cannot read what the source says that it publishes.
-
-        Modules in processes of their own and those behind a star are not looked at, nor what a sink failed at.
+        """Raise ``AddLinkError`` if the sink's type cannot read the source's type. Modules in their own processes, star
+        links and error links are not checked.
         """
         owner = self._table.owner(link.source) or link.source
         source, sink = self._kept.get(owner), self._kept.get(link.sink)
@@ -667,12 +704,12 @@ class Gateway:
                 sink.module.announce(written)
         except RefusedError as error:
             raise AddLinkError(f"link {link}: {error}") from None
-        difference = None if written is None or read is None else first_difference(written, read)
-        if difference is not None and written is not None and read is not None:
-            raise AddLinkError(f"link {link}: {written.name} is published, and {read.name} is read: {difference}")
+        check_types(link, written, read)
 
     def _sync(self, sources: Iterable[str]) -> None:
-        """Make the broker's links from ``sources`` what the table says: one computed set of sinks each. Locked."""
+        """Bring the broker's links from ``sources`` in line with the table, which gives one set of sinks for each. The
+        caller holds the lock.
+        """
         for source in sources:
             wanted = {}
             if self._table.owner(source) in self._table.names:
@@ -694,14 +731,14 @@ class Gateway:
                 del self._joined[source]
 
     def _sources_of(self, name: str) -> list[str]:
-        """Whose links a module takes part in: its own and those that lead to it."""
+        """The sources of all links that a module takes part in: its own and those that lead to it."""
         return [*dict.fromkeys((*self._table.sources_within(name), *self._table.sources_to(name)))]
 
     def _broker_link(self, change: Callable[..., None], ends: tuple[str, str], *more: Any) -> None:
         owner = self._table.owner(ends[0]) or ends[0]
         kept = [self._kept.get(end) for end in (owner, ends[1])]
         if any(one is None or one.module is None for one in kept):
-            return  # went with its module
+            return  # it was removed with its module
         try:
             change(*(one.module for one in kept if one), *more, output=ends[0][len(owner) + 1 :])
         except BrokerError as error:
@@ -710,7 +747,7 @@ class Gateway:
     # ---- addresses
 
     def _open_endpoints(self, link: Link) -> list[str]:
-        """The endpoints of a link, made where they are missing; gives the new ones."""
+        """Open the endpoints of a link that do not exist yet; returns the new ones."""
         opened: list[str] = []
         try:
             for end, role in zip(link.ends, ("reads", "writes"), strict=True):
@@ -755,9 +792,10 @@ class Gateway:
     def apply(
         self, configuration: Configuration | Mapping[str, Any] | str | Path, *, again: Iterable[str] = ()
     ) -> list[str]:
-        """Make the gateway what ``configuration`` (also a file) says, changing only what differs from the one applied
-        before, and making the modules named in ``again`` anew; on a failure it is put back as it was. Gives what was
-        done, a line each."""
+        """Apply ``configuration`` (or a file), changing only what differs from the configuration applied before, and
+        create the modules named in ``again`` anew; on a failure all changes are undone. Returns a line for each
+        change.
+        """
         from penstock.gateway.changes import apply
 
         if isinstance(configuration, str | Path):
@@ -769,7 +807,7 @@ class Gateway:
             try:
                 done = apply(self, self._applied, configuration, frozenset(again))
             except BaseException:
-                self._applied = self._applied.without(before - set(self._kept))  # what could not be put back
+                self._applied = self._applied.without(before - set(self._kept))  # without what could not be restored
                 raise
             self._applied = configuration
         return done
@@ -840,7 +878,7 @@ class Gateway:
 
 
 class _Change:
-    """One update or reload at a time; a second one is refused rather than made to wait for ever."""
+    """Allows one update or reload at a time; a second one is refused, because waiting for it could last for ever."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
@@ -854,19 +892,21 @@ class _Change:
 
 
 def _be_first_at_exit() -> None:
-    """Handlers run last come, first served, and a module or address may have loaded a room that has one too."""
+    """Register the exit handler again, so that it runs first: handlers run in reverse order, and a module or address
+    may have imported a room with an exit handler of its own.
+    """
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
 
 
 def _at_exit() -> None:
-    """A gateway that was not destroyed is, before the interpreter ends: its modules' threads would outlive it."""
+    """Destroy gateways that were not destroyed, before the interpreter shuts down under their modules' threads."""
     for gateway in list(_live):
         gateway.destroy(EXIT_TIMEOUT_S)
 
 
 def _after_fork() -> None:
-    """Threads did not come along into a forked child: the parent's gateways are at their end there."""
+    """A forked child has none of the threads: mark the parent's gateways as ended there."""
     for gateway in list(_live):
         gateway._closed = True
         gateway._lock = threading.RLock()

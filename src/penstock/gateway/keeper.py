@@ -1,9 +1,8 @@
-"""The keeper: looks after a gateway's modules. Failures are counted and told; the restart policy is carried out; a
-module that stays too long in a call is told of, and killed and started again where it has a process of its own.
-
-A failure is handled on the module's own worker, which makes every call to the module, so that a restart overlaps none.
-A failure that is noticed elsewhere (a source's thread ended, a process died) is an order for that worker. The keeper's
-thread begins with the first module and looks four times a second for modules that are stuck.
+"""The keeper: supervises a gateway's modules. It counts and reports failures and carries out the restart policy. A
+module that stays too long in a call is reported as stuck; if it has its own process, that is killed and started again.
+A failure is handled on the module's worker thread, which makes every call to the module, so that a restart never
+overlaps a call. A failure that is noticed elsewhere (a source's thread ended, a process died) becomes an order for that
+worker. The keeper's thread starts with the first module and checks four times a second for stuck modules.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from penstock.gateway.worker import Life, Worker
 from penstock.throttle import Throttle
 
 LOOK_S = 0.25
-#: For modules with a thread or process of their own, where nobody chose: what died is made anew, for ever.
+#: The default policy of modules with their own thread or process: restart after each failure, without a limit.
 UNLESS_CHOSEN = Restart(Policy.ON_FAILURE, limit=None)
 log = logging.getLogger("penstock.gateway")
-Left = tuple[GatewayMessage, int]  # with the times it was tried
+Left = tuple[GatewayMessage, int]  # a message and how often it was tried
 
 
 @dataclass
@@ -39,13 +38,13 @@ class Kept:
     """A module under care."""
 
     recipe: Recipe
-    restart: Restart | None  # None: what is usual for its kind
+    restart: Restart | None  # None: the default for its kind
     stuck_after_s: float | None
     entry: ModuleEntry | None = None
     module: Any = None
     started: bool = False
     removing: bool = False
-    left: list[Left] | None = None  # what a process has not handled, for the next one
+    left: list[Left] | None = None  # messages that a process has not handled, for the next process
     supervisor: Supervisor = field(init=False)
     throttle: Throttle = field(init=False)
 
@@ -54,14 +53,16 @@ class Kept:
         self.throttle = Throttle(log)
 
     def take(self, module: Any) -> None:
-        """It was made; where nobody chose a policy, a module with a thread or a process of its own gets one."""
+        """Set the new module. Without a chosen policy, a module with its own thread or process gets the default one."""
         self.module = module
         if self.restart is None and getattr(module, "restarts", False):
             self.supervisor.restart = UNLESS_CHOSEN
 
     @property
     def keeps_state(self) -> bool:
-        """Whether a failure in ``receive`` costs the message alone and no restart: nobody chose one."""
+        """Whether a failure in ``receive`` costs only the message and causes no restart, because no policy was
+        chosen.
+        """
         return self.restart is None
 
     @property
@@ -71,12 +72,12 @@ class Kept:
 
     @property
     def shown(self) -> str:
-        """The name as it may be told."""
+        """The name without secrets."""
         return self.recipe.shown
 
     @property
     def where(self) -> tuple[str, str | None]:
-        """Its path and its file, where it comes from one."""
+        """Its path in the configuration, and the file, if it comes from one."""
         return self.entry.where if self.entry is not None else ("", None)
 
 
@@ -91,18 +92,18 @@ class Keeper:
         self._thread: threading.Thread | None = None
 
     def keep(self, kept: Kept) -> None:
-        """Look after ``kept`` from now on; its module is attached."""
+        """Supervise ``kept`` from now on; its module is attached."""
         self._watch(kept)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gateway keeper", daemon=True)
             self._thread.start()
 
     def forget(self, kept: Kept) -> None:
-        """It goes on by itself."""
+        """Stop supervising it."""
         self._kept.pop(id(kept.module), None)
 
     def close(self) -> None:
-        """No more looks."""
+        """Stop the thread."""
         self._closing.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -111,20 +112,20 @@ class Keeper:
     # ---- failures, on the worker's thread
 
     def failed(self, worker: Worker, step: str, error: BaseException) -> None:
-        """A step of a module failed: tell it, and make the module anew where its policy says so."""
+        """A step of a module failed: report it, and restart the module if its policy says so."""
         kept = self._kept.get(id(worker.module))
         if kept is None:
             return
         if step == "receive" and getattr(worker.module, "dead", None) is not None:
-            step = "process"  # that is why it could not be handed on
+            step = "process"  # the process died, which is why the message could not be passed to it
         if step in ("receive", "start", "run", "process") and not (step == "receive" and kept.keeps_state):
             self._restart(kept, worker, step, error)
         else:
-            self._told(kept, step, error)
+            self._report_failure(kept, step, error)
             kept.supervisor.failures += 1
 
     def start(self, worker: Worker) -> None:
-        """Start a module, on its worker; raises what ``start`` raises, and sees to it afterwards."""
+        """Start a module, on its worker's thread; raises what ``start`` raises, and handles the failure afterwards."""
         try:
             worker._begin()
         except BaseException as error:
@@ -132,30 +133,35 @@ class Keeper:
             raise
 
     def start_again(self, worker: Worker) -> None:
-        """Make a module anew whose start failed, and start it; raises what it raises, and sees to it afterwards."""
+        """Create a module again whose start failed, and start it; raises what that raises, and handles the failure
+        afterwards.
+        """
         kept = self._kept.get(id(worker.module))
         if kept is not None and worker.life is Life.FAILED:
             self._destroy(kept, worker)
             try:
-                self._anew(kept, worker, [])
+                self._recreate(kept, worker, [])
             except BaseException as error:
                 self._start_failed(worker, error)
                 raise
 
     def _start_failed(self, worker: Worker, error: BaseException) -> None:
-        """Counted, told, and tried again by the policy, when whoever waits for the start has got its error."""
+        """Count and report a failed start, and restart by the policy, after the thread that waits for the start has got
+        its error.
+        """
         worker.count_failure()
         worker.post(lambda: self.failed(worker, "start", error))
 
     def _watch(self, kept: Kept) -> None:
         module = kept.module
         self._kept[id(module)] = kept
-        with contextlib.suppress(AttributeError):  # a class with slots of its own
+        with contextlib.suppress(AttributeError):  # its class may have ``__slots__``
             module.on_failure = functools.partial(self._failed_outside, kept, module)
 
     def _failed_outside(self, kept: Kept, module: Any, error: BaseException) -> bool:
-        """A thread or a process of the module failed; called on a thread of the module's. False: nobody counts it,
-        the module is no part of the gateway any more."""
+        """A thread or process of the module failed; called on a thread of the module. False: not counted, because the
+        module is no longer part of the gateway.
+        """
         try:
             worker = self._broker.worker_of(module)
         except BrokerError:
@@ -174,20 +180,20 @@ class Keeper:
         return True
 
     def _note(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
-        """Counted and told; nothing is made anew."""
+        """Count and report a failure, without a restart."""
         worker.count_failure()
-        self._told(kept, step, error)
+        self._report_failure(kept, step, error)
         kept.supervisor.failures += 1
 
     def _handle_outside(self, kept: Kept, worker: Worker, module: Any, step: str, error: BaseException) -> None:
-        # Else its own worker was first and counted it, or it was to end.
+        # Otherwise its worker has noticed and counted it before, or the module was ending anyway.
         if kept.module is module and worker.life in (Life.MADE, Life.RUNNING):
             if not isinstance(error, EndedByFailure):
                 worker.count_failure()
             self.failed(worker, step, error)
 
     def _restart(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
-        """Tell, wait, make anew; as often as the policy says."""
+        """Report, wait, create again; as often as the policy says."""
         worker.busy_since = None  # waiting for a restart is not being stuck
         module = kept.module
         worker.owed = len(module.unhandled()) if hasattr(module, "unhandled") and not module.accounted else 0
@@ -197,25 +203,25 @@ class Keeper:
             worker.owed = 0
 
     def _restart_by_policy(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
-        # What a dead process had in hand is lost at once, not when the next one is made.
+        # The message that a dead process was handling counts as lost at once, not when the next process is started.
         kept.left = self._unhandled(kept, worker) if getattr(kept.module, "dead", None) is not None else None
         while True:
             if isinstance(error, EndedByFailure):
-                kept.supervisor.failures -= 1  # it was noted and told when it happened
+                kept.supervisor.failures -= 1  # it was counted and reported when it happened
             else:
-                self._told(kept, step, error)
+                self._report_failure(kept, step, error)
             delay_s = kept.supervisor.failed(time.monotonic())
             ending = delay_s is None or worker.wait_to_restart(delay_s)
             if kept.module is None:
                 return  # it was replaced meanwhile
             if ending:
-                self._left(kept, worker, step, kept.left)
+                self._end_without_restart(kept, worker, step, kept.left)
                 return
             if not worker.destroyed:
                 self._destroy(kept, worker)
                 self._note_left(kept, worker)
             try:
-                if self._anew(kept, worker, kept.left or []):
+                if self._recreate(kept, worker, kept.left or []):
                     self._tell(Event.MODULE_RESTARTED, kept.shown)
                 return
             except Exception as failure:
@@ -229,12 +235,14 @@ class Keeper:
                 worker.call(kept.module.destroy)
         except Exception as error:
             worker.failed += 1
-            self._told(kept, "destroy", error)
+            self._report_failure(kept, "destroy", error)
         finally:
             worker.busy_since = None
 
-    def _anew(self, kept: Kept, worker: Worker, left: list[Left]) -> bool:
-        """A new module in the place of the old one: same name, id, queue, links. False when that has been removed."""
+    def _recreate(self, kept: Kept, worker: Worker, left: list[Left]) -> bool:
+        """Create a new module in place of the old one: same name, id, queue, links. False if the old one was removed
+        meanwhile.
+        """
         new = kept.recipe.make(self._broker)
         self._kept.pop(id(kept.module), None)
         try:
@@ -270,7 +278,7 @@ class Keeper:
             worker.owed = len(kept.left or ())
 
     def put(self, old: Kept, new: Kept, worker: Worker) -> None:
-        """Make the module of ``new`` and put it in the place of that of ``old``, which has been halted."""
+        """Create the module of ``new`` in place of that of ``old``, which was halted."""
         module = new.recipe.make(self._broker)
         self._broker.replace_module(old.module, module)
         self.forget(old)
@@ -283,13 +291,15 @@ class Keeper:
         worker.owed = 0
 
     def _note_left(self, kept: Kept, worker: Worker) -> None:
-        """Note what the module's process leaves. One that was sent nothing does not know; the one before it does."""
+        """Note the unhandled messages of the module's process. A process that was sent nothing has none; then those of
+        the process before it count.
+        """
         module = kept.module
         if kept.left is None or (getattr(module, "sent", 0) > 0 and not module.accounted):
             kept.left = self._unhandled(kept, worker)
 
     def _unhandled(self, kept: Kept, worker: Worker) -> list[Left]:
-        """What a process that ended leaves; the message in its hand is lost, and counted."""
+        """The unhandled messages of a process that ended; the one that it was handling is counted as lost."""
         module = kept.module
         if not hasattr(module, "unhandled"):
             return []
@@ -297,19 +307,21 @@ class Keeper:
         module.accounted = True
         lost = module.sent - module.handled - len(left)
         if lost:
-            self._lost(worker, lost)
+            self._count_lost(worker, lost)
             log.error("module %r: %d message was in hand when its process ended; it is lost", kept.shown, lost)
         return left
 
-    def _lost(self, worker: Worker, count: int) -> None:
-        """Count what left the queue and was not handled in its process."""
+    def _count_lost(self, worker: Worker, count: int) -> None:
+        """Count messages that left the queue and were not handled by the process."""
         worker.lose_taken(count)
 
-    def _left(self, kept: Kept, worker: Worker, step: str, left: list[Left] | None) -> None:
-        """It is not made anew. What was left for the next one is lost, and so is what comes, if it cannot receive."""
+    def _end_without_restart(self, kept: Kept, worker: Worker, step: str, left: list[Left] | None) -> None:
+        """It is not restarted. What was left for the next process is lost; so are later messages, if it cannot
+        receive.
+        """
         if step not in {"receive", "run"}:
             module = kept.module
-            # The last one that was sent something knows what is left; one that was sent nothing yet does not.
+            # The last process that was sent something knows what is left; one that was sent nothing yet does not.
             if hasattr(module, "unhandled") and not module.accounted and (left is None or module.sent > 0):
                 module.kill()
                 left = self._unhandled(kept, worker)
@@ -317,13 +329,13 @@ class Keeper:
                 worker.life = Life.FAILED
                 worker.counters.state("failed")
         if left:
-            self._lost(worker, len(left))
+            self._count_lost(worker, len(left))
             log.error("module %r: %d messages that its process had not handled are lost", kept.shown, len(left))
         if kept.supervisor.gave_up:
             worker.counters.state("given up")
             log.error("module %r failed %d times; it is not started again", kept.shown, kept.supervisor.failures)
 
-    def _told(self, kept: Kept, step: str, error: BaseException) -> None:
+    def _report_failure(self, kept: Kept, step: str, error: BaseException) -> None:
         if kept.throttle.error("module %r failed in %s: %s", kept.shown, step, reason_of(error)):
             log.debug("module %r: where it failed", kept.shown, exc_info=error)
         self._tell(Event.MODULE_FAILED, (kept.shown, step, error))
@@ -334,7 +346,7 @@ class Keeper:
         while not self._closing.wait(LOOK_S):
             try:
                 self._look()
-            except Exception:  # a module that went in the midst of it: the others are still looked after
+            except Exception:  # a module may be removed meanwhile; the others must still be checked
                 log.exception("looking after the modules failed; it goes on")
 
     def _look(self) -> None:
@@ -345,7 +357,7 @@ class Keeper:
                 worker = self._broker.worker_of(kept.module)
             except BrokerError:
                 continue
-            with contextlib.suppress(ValueError):  # it is gone, and its counters with it
+            with contextlib.suppress(ValueError):  # it was removed, and its counters closed
                 worker.count()
             step, seconds = worker.doing, worker.seconds_in_step(now)
             if hasattr(kept.module, "seconds_in_hand") and step != "start":

@@ -11,6 +11,7 @@ import enum
 import functools
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from graphlib import TopologicalSorter
 from typing import TypeVar
 
 from penstock.address import without_secrets
@@ -91,7 +92,7 @@ class LinkOptions:
 DEFAULT = LinkOptions()
 
 
-@functools.lru_cache(64)  # most links of a gateway have the same
+@functools.lru_cache(64)  # most links of a gateway have equal options
 def _chosen(options: LinkOptions, durable: bool) -> LinkOptions:
     again = durable or options.tries_again
     return replace(options, delivery=Delivery.AT_LEAST_ONCE if again else Delivery.AT_MOST_ONCE)
@@ -236,6 +237,21 @@ class LinkTable:
 def _together(filters: Iterable[Filter | None]) -> tuple[Filter, ...]:
     kept = [f for f in filters if f is not None and not f.empty]
     return tuple(kept) if len(kept) == len(list(filters)) else ()
+
+
+def drain_plan(
+    graph: Mapping[Node, Iterable[Node]],
+) -> tuple[dict[tuple[Node, ...], None], TopologicalSorter[tuple[Node, ...]]]:
+    """The groups of ``drain_order``, and which of them must have ended before which."""
+    groups = drain_order(graph)
+    group_of = {name: group for group in groups for name in group}
+    order = TopologicalSorter(dict.fromkeys(groups, ()))
+    for name, sinks in graph.items():
+        for sink in sinks:
+            if sink in group_of and group_of[sink] is not group_of[name]:
+                order.add(group_of[sink], group_of[name])
+    order.prepare()
+    return dict.fromkeys(groups), order
 
 
 def drain_order(graph: Mapping[Node, Iterable[Node]]) -> list[tuple[Node, ...]]:

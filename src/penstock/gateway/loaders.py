@@ -1,5 +1,6 @@
-"""Loaders: how a module's entry point becomes a module. ``python`` is here; ``process`` and ``native`` load their files
-when they are asked for."""
+"""Loaders: how a module's entry point becomes a module. ``python`` is implemented here; ``process`` and ``native`` are
+imported when they are used.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from penstock.gateway.place import Place
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything needed to make a module, now and again after a failure."""
+    """Everything needed to create a module, and to create it again after a failure."""
 
     name: str
     build: Callable[[], Any]
@@ -26,38 +27,39 @@ class Recipe:
 
     @property
     def shown(self) -> str:
-        """The name as it may be told: that of an endpoint is an address."""
+        """The name without secrets: an endpoint's name is an address, which may contain a token."""
         return without_secrets(self.name)
 
     @property
     def durable(self) -> bool:
-        """Whether the module will be a durable source, as far as its class tells."""
+        """Whether the module will be a durable source, as far as its class says."""
         durable_with = getattr(self.build, "durable_with", None)
         return bool(durable_with(self.configuration) if durable_with else getattr(self.build, "durable", False))
 
     def make(self, broker: Outlet) -> Any:
-        """A module that has been created; ``ModuleError`` names it and the step that failed."""
+        """Create the module; ``ModuleError`` names it and the step that failed."""
         try:
             module = self.build()
             refuse_generators(module)
             module.name = self.shown
         except Exception as error:
-            raise ModuleError(f"module {self.shown!r} could not be built: {_told(error)}") from error
+            raise ModuleError(f"module {self.shown!r} could not be built: {_reason_text(error)}") from error
         try:
             if inspect.iscoroutinefunction(getattr(module, "create", None)):
                 raise TypeError("create cannot be async; begin what awaits in start")
-            if isinstance(module, Module):  # its own create may leave out to call this one
+            if isinstance(module, Module):  # a subclass's create may not call Module.create
                 Module.create(module, broker, self.configuration)
             if hasattr(module, "create"):
                 module.create(broker, self.configuration)
         except Exception as error:
-            raise ModuleError(f"module {self.shown!r} failed in create: {_told(error)}") from error
+            raise ModuleError(f"module {self.shown!r} failed in create: {_reason_text(error)}") from error
         return module
 
 
 def recipe(entry: ModuleEntry, loaders: Mapping[str, LoaderEntry], *, check: bool = False) -> Recipe:
-    """Load the entry point and parse the args; nothing is made yet. With ``check``, what only another process would
-    find out is looked at here."""
+    """Load the entry point and parse the args; nothing is created yet. With ``check``, also check here what otherwise
+    only another process would find.
+    """
     path, file = entry.where
     data = {"loader": {"name": entry.loader, "entrypoint": entry.entrypoint}, "args": entry.args}
     place = Place(data, path or entry.name, file)
@@ -84,7 +86,7 @@ def recipe(entry: ModuleEntry, loaders: Mapping[str, LoaderEntry], *, check: boo
     try:
         configuration = parse(args.value)
     except Exception as error:
-        args.fail(_told(error), error)
+        args.fail(_reason_text(error), error)
     return Recipe(entry.name, build, configuration)
 
 
@@ -98,7 +100,7 @@ def python(entrypoint: Place) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
 
 
 def of_class(kind: Any, place: Place) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    """The same of the class itself, which is named at ``place``."""
+    """The same for the class itself, which is named at ``place``."""
     if not callable(kind) or not hasattr(kind, "receive"):
         place.fail(f"{place.value!r} is no class with a receive method")
     try:
@@ -112,5 +114,5 @@ def _as_given(args: Any) -> Any:
     return args
 
 
-def _told(error: Exception) -> str:
+def _reason_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)

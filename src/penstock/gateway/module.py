@@ -1,7 +1,6 @@
-"""What a module is: something that a gateway makes, starts, hands messages to and ends.
-
-Any class with a ``receive`` method serves; the others are optional and these are their meanings. ``Module`` gives them
-all a body, and ``Source`` adds the thread that a module needs which speaks of its own accord.
+"""Modules: objects that a gateway creates, starts, passes messages to and ends. Any class with a method ``receive`` is
+a module; the other methods are optional. ``Module`` defines all of them, and ``Source`` adds a thread for modules that
+publish on their own.
 
 Calls for one module never overlap: ``create``, ``start``, ``receive`` for each message in order, ``stop``, ``destroy``.
 ``create`` runs on the thread that changes the gateway, the others on the module's own worker thread; all but ``create``
@@ -21,32 +20,36 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from penstock import clock as clocks
 from penstock._core.gateway import GatewayMessage
 from penstock.errors import InvalidArgument
-from penstock.types import Codec, Schema, codec_of
+from penstock.gateway.errors import AddLinkError
+from penstock.types import Codec, Schema, codec_of, first_difference
 from penstock.types.fields import Reader, Step, check_paths, reader_of
 from penstock.types.handles import Decoding
 
 if TYPE_CHECKING:
     import asyncio
 
-MAX_SECONDS = 1e9  # more cannot be waited for
+MAX_SECONDS = 1e9  # the longest wait
 log = logging.getLogger("penstock.gateway")
 
 
 class Outlet(Protocol):
-    """The broker as a module sees it, in this process or in the module's own."""
+    """The broker as a module sees it, in the gateway's process or in the module's own."""
 
     def publish(self, source: Any, message: GatewayMessage, /) -> None:
         """Send ``message`` to every sink linked to ``source``, which is the module itself."""
 
     def mark(self, source: Any, since: int = 0, after: Any = None, /) -> Any:
-        """What ``source`` has published so far, after the loss ``since`` and the mark ``after``, to ask whether it was
-        ``handled()``."""
+        """A mark of what ``source`` has published so far, after the loss ``since`` and the mark ``after``; its
+        ``handled()`` says whether it was handled.
+        """
 
     def linked(self, source: Any, /) -> bool:
-        """Whether anybody gets what ``source`` publishes. A durable source takes nothing from its input until then."""
+        """Whether anything is linked to ``source``. A durable source reads nothing from its input until then."""
 
     def note_refused(self, source: Any, /) -> None:
-        """What ``source`` had to publish for messages that count as handled was refused: those are to come again."""
+        """Note that a sink refused what ``source`` published for messages that count as handled: those must be
+        redelivered.
+        """
 
     def publish_output(self, source: Any, output: str, message: GatewayMessage, /) -> None:
         """Send ``message`` to every sink linked to the ``output`` of ``source``."""
@@ -58,58 +61,62 @@ class Module:
     name: str = ""
     broker: Outlet
     configuration: Any = None
-    #: What time it is: the machine's clock, or in a replay the recorded time.
+    #: The clock to use: the machine's, or in a replay the recorded time.
     clock: clocks.Clock
-    #: Set by whoever supervises: told when a thread or process of the module's own has failed.
+    #: Set by the supervisor, which is called when a thread or process of the module has failed.
     on_failure: Callable[[BaseException], object] | None = None
-    #: Whether what it publishes is kept where it came from until it was handled: its links then deliver at least once.
+    #: Whether its input keeps the messages until they were handled: its links then deliver at least once.
     durable: bool = False
-    #: Messages that it keeps on disk and that were not handled yet (a property; any thread may ask for it).
+    #: Messages that it keeps on disk and that were not handled yet (a property that any thread may read).
     backlog: int = 0
-    #: Whether what it publishes inside ``receive`` may come from earlier messages too, which count as handled by then.
+    #: Whether what it publishes inside ``receive`` may belong to earlier messages too, which count as handled by then.
     gathers: ClassVar[bool] = False
-    #: Whether it has a thread or process of its own, which is started again when it fails unless a policy was chosen.
+    #: Whether it has its own thread or process, which is started again after a failure unless another policy was
+    #: chosen.
     restarts: ClassVar[bool] = False
-    #: Whether it speaks with the world (sockets, devices, files). A replay does not make it: the recording stands for
-    #: what it publishes, and what comes for it is stored.
+    #: Whether it does I/O (sockets, devices, files). A replay does not create it: the recording replaces what it
+    #: publishes, and the messages sent to it are stored.
     reaches_outside: ClassVar[bool] = False
-    #: What messages that come are made of: ``self.value(message)`` gives it. As ``type=`` of ``penstock.subscriber``.
+    #: The type of received messages, for ``self.value(message)``. As ``type=`` of ``penstock.subscriber``.
     input_type: ClassVar[Any] = None
-    #: What ``self.publish`` takes. As ``type=`` of ``penstock.publisher``.
+    #: The type of the objects that ``self.publish`` accepts. As ``type=`` of ``penstock.publisher``.
     output_type: ClassVar[Any] = None
 
     @classmethod
     def parse(cls, args: Any) -> Any:
-        """The configuration out of the ``args`` of the gateway's file; raise ValueError to refuse them."""
+        """Make the configuration from the ``args`` of the gateway's file; raise ValueError to refuse them."""
         return {} if args is None else args
 
     @classmethod
     def durable_with(cls, configuration: Any) -> bool:
-        """Whether a module of this configuration is ``durable``, where that depends on it: known before it is made."""
+        """Whether a module with this configuration is ``durable``, if that depends on it. Called before it is
+        created.
+        """
         return cls.durable
 
     def create(self, broker: Outlet, configuration: Any) -> None:
-        """Take the broker and the configuration that ``parse`` gave."""
+        """Keep the broker and the configuration that ``parse`` returned."""
         self.broker = broker
         self.configuration = configuration
         self.clock = clocks.current()
 
     def start(self) -> None:
-        """Every module has been made and the links are there: begin."""
+        """Begin: every module was created and the links exist."""
 
     def receive(self, message: GatewayMessage) -> None:
-        """One message of a linked source."""
+        """Handle one message of a linked source."""
 
     def stop(self) -> None:
-        """Say nothing more of your own accord; nothing is received after this."""
+        """Stop publishing on your own; nothing is received after this."""
 
     def destroy(self) -> None:
         """Give everything back."""
 
     def publish(self, content: Any = b"", properties: Mapping[str, str] | None = None, output: str = "") -> None:
         """Send to whoever is linked to this module, or to its ``output`` of that name (``NAME.OUTPUT`` in a link). A
-        GatewayMessage without new properties goes as it is. With an ``output_type``, objects of it are sent. What goes
-        to the output ``dropped`` is counted as filtered by this module."""
+        GatewayMessage without new properties is sent unchanged. With an ``output_type``, pass objects of that type. A
+        message to the output ``dropped`` counts as filtered by this module.
+        """
         if self.output_type is not None and not isinstance(content, GatewayMessage):
             content = self._codec("output_type").encode(content)
         if properties is not None or not isinstance(content, GatewayMessage):
@@ -120,8 +127,9 @@ class Module:
             self.broker.publish_output(self, check_output(output), content)
 
     def value(self, message: GatewayMessage) -> Any:
-        """The message as an object of the ``input_type``; ``DecodeError`` where it is none, which is a failure of
-        ``receive`` like any other. Without an ``input_type`` the content as bytes."""
+        """The message as an object of the ``input_type``; ``DecodeError`` if it does not match, which is a failure of
+        ``receive`` like any other. Without an ``input_type`` the content as bytes.
+        """
         if self.input_type is None:
             return bytes(message)
         found = vars(self).get("_values")
@@ -137,7 +145,7 @@ class Module:
 
 
 def check_output(output: Any) -> str:
-    """Refuse what no link can name as ``MODULE.OUTPUT``: the message would go nowhere."""
+    """Refuse a name that no link can use as ``MODULE.OUTPUT``: the message would be lost."""
     if not isinstance(output, str):
         raise TypeError(f"output is the name of an output, not {output!r}")
     if "." in output:
@@ -146,12 +154,14 @@ def check_output(output: Any) -> str:
 
 
 class Source(Module):
-    """A module with a thread of its own that runs ``run`` (also ``async def``) from start to stop. When ``run`` raises,
-    that is a failure of the module, which is then made anew unless its restart policy says otherwise; when it returns,
-    it is done."""
+    """A module with a thread of its own that calls ``run`` (which may be ``async def``) from start to stop. If ``run``
+    raises, the module has failed and is restarted, unless its policy says otherwise; if ``run`` returns, the source is
+    done.
+    """
 
     restarts = True
-    reaches_outside = True  # unless it says otherwise: one that uses messages and ``self.clock`` alone runs in a replay
+    # the default; a source that uses only messages and ``self.clock`` may set it to False and runs in a replay
+    reaches_outside = True
 
     def start(self) -> None:
         """Begin the thread."""
@@ -207,8 +217,15 @@ def typed(module: Any, which: str) -> Schema | None:
     return None if kind is None else codec_of(kind).described()
 
 
+def check_types(link: object, written: Schema | None, read: Schema | None) -> None:
+    """``AddLinkError`` where the sink of a link cannot read what its source publishes, as far as both are known."""
+    difference = None if written is None or read is None else first_difference(written, read)
+    if difference is not None and written is not None and read is not None:
+        raise AddLinkError(f"link {link}: {written.name} is published, and {read.name} is read: {difference}")
+
+
 def published_values(module: Any) -> Reader:
-    """How the fields of what it publishes are read: as its ``output_type`` or its channel says, else as JSON."""
+    """How filters decode what it publishes: by its ``output_type`` or its channel's schema, else as JSON."""
     schema = typed(module, "output_type")
     if schema is not None:
         return reader_of(schema)
@@ -217,7 +234,7 @@ def published_values(module: Any) -> Reader:
 
 
 class PublishedValues:
-    """The same of whoever is the module of a worker now: it may be replaced while its links stay."""
+    """The same for the current module of a worker, which may be replaced while its links stay."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -232,7 +249,7 @@ class PublishedValues:
         return self._read(message)
 
     def check(self, paths: Iterable[Sequence[Step]]) -> None:
-        """``InvalidArgument`` where it is known what the module publishes, and that has no such field."""
+        """``InvalidArgument`` if the schema of what the module publishes is known and has no such field."""
         module = self._worker.module
         schema = typed(module, "output_type")
         if schema is not None:
@@ -242,7 +259,7 @@ class PublishedValues:
 
 
 def refuse_generators(module: Any) -> None:
-    """A step with a ``yield`` in it would be called and never run; ``module`` may be its class."""
+    """Refuse steps that contain ``yield``: calling them would run nothing. ``module`` may be its class."""
     for step in ("create", "start", "receive", "receive_many", "run", "stop", "destroy"):
         function = getattr(module, step, None)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -250,7 +267,9 @@ def refuse_generators(module: Any) -> None:
 
 
 def options(args: Any, **defaults: Any) -> dict[str, Any]:
-    """``args`` over ``defaults``, for a module's ``parse``: unknown names and other kinds of value are refused."""
+    """``defaults`` updated by ``args``, for a module's ``parse``: unknown names and values of another type are
+    refused.
+    """
     given = {} if args is None else args
     if not isinstance(given, Mapping):
         raise ValueError(f"args is an object with named values, not {given!r}")

@@ -1,6 +1,7 @@
 """The args of the MQTT modules, the client that is made of them, and how it publishes.
 
-They are checked before anything runs: what the client cannot do would end its own thread, and nobody would hear of it.
+They are checked before anything runs: an argument that the client cannot use would end the client's own thread,
+unnoticed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from penstock.gateway.module import options
 COMMON = {"host": "127.0.0.1", "port": 1883, "client_id": None, "username": None, "password": None, "tls": None,
           "keepalive_s": 60, "will": None, "qos": 1}  # fmt: skip
 WILL: dict[str, Any] = {"topic": "", "payload": "", "qos": 0, "retain": False}
-_TOPIC = re.compile(r"[^+#\0]+")  # to publish to
+_TOPIC = re.compile(r"[^+#\0]+")  # a topic without wildcards
 _TOPICS = re.compile(r"(?:(?:\+|[^+#\0/]*)/)*(?:#|\+|[^+#\0/]+|(?<=/))")
 
 
@@ -26,6 +27,8 @@ def checked(args: Any, **more: Any) -> dict[str, Any]:
     given = options(args, **COMMON, **more)
     if not 1 <= given["port"] <= 65535 or not given["host"]:
         raise ValueError("host is not empty, and port 1 to 65535")
+    if "@" in given["host"]:  # what stands before it is a secret, which nothing repeats
+        raise ValueError("host is a host alone: username and password are args of their own")
     if not 0 <= given["keepalive_s"] <= 65535:
         raise ValueError(f"keepalive_s is 0 to 65535, not {given['keepalive_s']}")
     if given["qos"] not in (0, 1):
@@ -67,7 +70,7 @@ def _check_topics(given: dict[str, Any]) -> None:
 
 
 def client_of(given: dict[str, Any], client_id: str, clean: bool, **more: Any) -> Any:
-    """A client as the args say; ``more`` goes to the library's."""
+    """A client with these args; ``more`` is passed to the library's constructor."""
     from paho.mqtt import client as paho
     from paho.mqtt.enums import CallbackAPIVersion
 
@@ -85,7 +88,7 @@ def client_of(given: dict[str, Any], client_id: str, clean: bool, **more: Any) -
 def publish_all(
     client: Any, given: dict[str, Any], messages: Sequence[GatewayMessage]
 ) -> list[tuple[Exception, GatewayMessage]]:
-    """Publish messages together and wait for the server's word; gives those that failed."""
+    """Publish messages together and wait for the server's confirmations; returns those that failed."""
     sent: list[tuple[GatewayMessage, Any]] = []
     failures: list[tuple[Exception, GatewayMessage]] = []
     for message in messages:
@@ -99,7 +102,7 @@ def publish_all(
         try:
             if given["qos"]:
                 info.wait_for_publish(max(0.001, end - time.monotonic()))
-            if not info.is_published() and given["qos"]:  # it raises where there is no connection any more
+            if not info.is_published() and given["qos"]:  # raises if the connection is lost
                 where = f"{given['host']}:{given['port']}"
                 raise TimeoutError(f"{where} has not confirmed a message in {given['timeout_s']} s")
         except (ValueError, RuntimeError, TimeoutError) as error:

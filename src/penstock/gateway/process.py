@@ -6,8 +6,8 @@ counter that the child shares shows that it was handled. So when the child dies,
 and counted; the others are sent again to the next child (``unhandled``).
 
 Entry point: ``"package.module:Class"``, or an object with ``class`` (run by ``child.py``), or with ``activation``:
-``"launch"`` with ``path`` and ``args`` (any program), or ``"none"`` (it is started by others); ``control_id`` is then
-the path of the socket that it connects to. Also ``timeout_ms``, ``grace_period_ms``, ``slots``, ``max_message_bytes``
+``"launch"`` with ``path`` and ``args`` (any program), or ``"none"`` (the user starts it); ``control_id`` is then the
+path of the socket that it connects to. Also ``timeout_ms``, ``grace_period_ms``, ``slots``, ``max_message_bytes``
 (larger ones go in pieces).
 """
 
@@ -126,7 +126,7 @@ class ProcessModule(Module):
     """The stand-in of a module that lives in another process."""
 
     restarts = True
-    accounted = False  # set when its unhandled messages have been counted
+    accounted = False  # set once its unhandled messages have been counted
     #: Set by its worker: until when each of some messages may be handled, in nanoseconds since 1970; None: for ever.
     expiries: Callable[[Sequence[GatewayMessage]], list[int | None] | None] | None = None
 
@@ -166,6 +166,8 @@ class ProcessModule(Module):
             channel = {"slots": self._launch.slots, "slot_size": self._slot_bytes, "overflow": "block"}
             self._publisher = undo.enter_context(address.publisher(f"{uri}.in", **channel))
             self._subscriber = undo.enter_context(address.subscriber(f"{uri}.out", overflow="block"))
+            # A counter shared with the process: it survives the process, so that the gateway knows which message was
+            # interrupted.
             descriptor = os.memfd_create("handled")
             undo.callback(os.close, descriptor)
             os.truncate(descriptor, mmap.PAGESIZE)
@@ -177,6 +179,7 @@ class ProcessModule(Module):
             message = control.encode(control.Create(uri, configuration))
             socket.send_fds(self._connection, [message], [descriptor])
             self._await_reply()
+            # From here on `destroy` closes everything.
             undo.pop_all()
             os.close(descriptor)
         self._connection.setblocking(False)
@@ -290,22 +293,6 @@ class ProcessModule(Module):
 
         return handled
 
-    def flush(self, timeout: float | None) -> bool:
-        """Wait until the process has handled all that was sent, and what it said meanwhile has been published."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        wanted: int | None = None
-        while self.dead is None:
-            if wanted is None and self.handled >= self.sent:
-                wanted = self._passes + 2  # one pass may have begun before
-            if wanted is not None:
-                if self._passes >= wanted:
-                    return True
-                self._wake()
-            if deadline is not None and time.monotonic() >= deadline:
-                return False
-            time.sleep(0.002)
-        return False
-
     def seconds_in_hand(self, now_s: float) -> float:
         """For how long the process has been handling its current message, as far as callers of this have observed."""
         done = self.handled
@@ -314,8 +301,9 @@ class ProcessModule(Module):
         return now_s - self._seen_s
 
     def seconds_still(self, now_s: float) -> float:
-        """For how long the process has stood still outside of a call while messages waited, as far as callers of this
-        have observed. Of programs of another kind nobody knows what they have handled."""
+        """For how long the process has made no progress outside of a call while messages waited, as far as callers of
+        this have observed. Only known for our own child program: others do not report what they have handled.
+        """
         done = self.handled
         if self.process is None or self._launch.kind is None or self.dead is not None or self._closing.is_set():
             return 0.0
@@ -325,7 +313,7 @@ class ProcessModule(Module):
         return self._stillness.look(self.process.pid, now_s, done)
 
     def leave_rest(self) -> None:
-        """Let the process handle nothing after the message in its hand: the others are for the next one."""
+        """Let the process handle nothing after its current message: the others are for the next process."""
         if not self._closed:
             self._counter[24:32] = (1).to_bytes(8, sys.byteorder)
 
@@ -410,7 +398,12 @@ class ProcessModule(Module):
             command += ["--max-message-bytes", str(self._launch.max_message_bytes)]
             if self._launch.exit_on_failure:
                 command.append("--exit-on-failure")
-            self._popen(command, pass_fds=(theirs.fileno(),))
+            # Ctrl-C on a terminal comes to the child too, which ignores it, but not yet while it imports.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                self._popen(command, pass_fds=(theirs.fileno(),))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return ours
 
     def _popen(self, command: list[str], pass_fds: tuple[int, ...] = ()) -> None:

@@ -7,11 +7,12 @@ Rules
   fills and nothing waits too long: ``queue``, ``ttl_s``, ``max_messages``, ``max_bytes``, ``buffer`` change nothing.
 - Between two inputs the clock goes from timer to timer: ticks of sources, tries of failed messages (``backoff_s``),
   restarts. What is due at the moment of an input comes before it.
-- The recording stands for whatever speaks with the world: addresses, and modules that say so (``reaches_outside``), are
-  not opened or made. What comes for them is given to ``on_left``.
+- The recording replaces everything that does I/O: addresses are not opened, and modules with ``reaches_outside`` are
+  not created. Messages for them are passed to ``on_left``. A sink that cannot read the type of a source's first message
+  is refused, as in a gateway; a later type that it cannot read is noted.
 - While a step that is ``async`` waits (``asyncio.sleep``, in recorded time), its module receives nothing and the others
-  go on. At the end nobody waits: the sleeps of what is not done then, and of ``stop`` and ``destroy``, take no time.
-- Modules in processes of their own and native ones are refused: nobody could say in which order they do what.
+  go on. At the end nothing waits: sleeps of unfinished steps, and of ``stop`` and ``destroy``, take no time.
+- Modules in their own processes and native ones are refused: their order of events is not reproducible.
 - The promise holds for modules that use messages, ``self.clock`` (or ``penstock.clock``) and the seed, and that keep no
   state outside of themselves.
 
@@ -37,41 +38,43 @@ from penstock import address
 from penstock._core.gateway import GatewayMessage, Port
 from penstock.bus import Bus, QueueSubscriber
 from penstock.clock import Timer, VirtualClock, in_order, note_failure, refuse_if_virtual
-from penstock.errors import RefusedError, StateError
+from penstock.errors import InvalidArgument, PenstockError, RefusedError, StateError
 from penstock.gateway import carriage
 from penstock.gateway.configuration import Configuration, ModuleEntry, is_address
-from penstock.gateway.errors import reason_of
+from penstock.gateway.errors import AddLinkError, reason_of
 from penstock.gateway.filters import Predicate, any_of
 from penstock.gateway.keeper import UNLESS_CHOSEN
 from penstock.gateway.links import Delivery, Link, LinkOptions, LinkTable, drain_order
 from penstock.gateway.loaders import Recipe, recipe
-from penstock.gateway.module import published_values
+from penstock.gateway.module import check_types, published_values, typed
 from penstock.gateway.supervision import Restart, Supervisor
 from penstock.gateway.virtual_loop import StageLoop
 from penstock.gateway.worker import ERROR, backoff_s
 from penstock.throttle import Throttle
-from penstock.types.fields import Reader
+from penstock.types import Schema
+from penstock.types.fields import Reader, reader_of
 
 MAX_AT_ONCE = 1_000_000  # messages and timers at one moment; more than that is a loop
 # What a step of a module may raise without ending the replay. Ctrl-C is no failure of a module.
 FAILURES = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 log = logging.getLogger("penstock.gateway")
 
-#: Told of a message: (the name of the module or address, or NAME.OUTPUT; the message).
+#: Called with a message: (the name of the module or address, or NAME.OUTPUT; the message).
 Told = Callable[[str, GatewayMessage], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who is who in a replay of a gateway."""
+    """Which modules run in a replay of a gateway, and which are replaced by the recording."""
 
     made: Mapping[str, Recipe]  # modules that run
-    outside: tuple[str, ...]  # addresses and modules that the recording stands for
+    outside: tuple[str, ...]  # addresses and modules that the recording replaces
 
 
 def cast(configuration: Configuration, inputs: Iterable[str] = ()) -> Cast:
-    """Load every module's class and say which ones run; ``RefusedError`` names those that nobody can run the same way
-    twice. ``inputs`` are modules that the recording stands for whatever they are."""
+    """Load every module's class and decide which ones run; ``RefusedError`` names those that cannot be run
+    reproducibly. ``inputs`` are modules that the recording replaces in any case.
+    """
     given, made, outside, refused = set(inputs), {}, list(configuration.addresses), []
     loaders = {loader.name: loader for loader in configuration.loaders}
     for entry in configuration.modules:
@@ -96,38 +99,51 @@ def cast(configuration: Configuration, inputs: Iterable[str] = ()) -> Cast:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A module or address, its outputs and what leads to it."""
+    """A module or address, its outputs and the links that lead to it."""
 
     name: str
     recipe: Recipe | None  # None: outside
     supervisor: Supervisor
-    keeps_state: bool  # a failure in receive costs the message alone
+    keeps_state: bool  # a failure in receive costs only the message
     priority: int = 0
     durable: bool = False
     module: Any = None
     ports: dict[str, Port] = field(default_factory=dict)  # by the name of the output; "": its own
     held: deque[tuple[GatewayMessage, LinkOptions, int]] = field(default_factory=deque)  # while it ``waits``
-    down: bool = False  # it failed, and is made anew later
-    blocked: bool = False  # a message is tried again before those behind it
-    task: asyncio.Task[None] | None = None  # of an async step that has not ended yet
+    down: bool = False  # it failed, and will be restarted
+    blocked: bool = False  # a failed message is tried again before the later ones
+    task: asyncio.Task[None] | None = None  # the async step that has not ended yet
     dead: bool = False
-    tried: int = 0  # messages that wait for being tried again
-    read: Reader | None = None  # of what is outside: how the value of its last message is read
+    tried: int = 0  # messages that wait for another try
+    schema: Schema | None = None  # of a node that the recording replaces: the type of its last message
+    read: Reader | None = None  # and how to decode it
+    compared: set[str] = field(default_factory=set)  # types that its links were compared with
+
+    @property
+    def written(self) -> Schema | None:
+        """The type that the module publishes, if it declares one."""
+        return None if self.recipe is None else typed(self.recipe.build, "output_type")
+
+    @property
+    def reads(self) -> Schema | None:
+        """The type that the module receives, if it declares one."""
+        return None if self.recipe is None else typed(self.recipe.build, "input_type")
 
     def value_of(self, message: Any) -> Any:
-        """The value of the message that was put in last; ``ValueError`` where it cannot be read."""
+        """The value of the last recorded message; ``ValueError`` if it cannot be decoded."""
         return json.loads(bytes(message)) if self.read is None else self.read(message)
 
     @property
     def waits(self) -> bool:
-        """Whether it can receive nothing now."""
+        """Whether it cannot receive now."""
         return self.down or self.blocked or self.task is not None
 
 
 @dataclass(slots=True)
 class Failure:
-    """How often a module failed in a step, and its first error. ``handled``: a message is tried again or goes to an
-    error link, a module is made anew."""
+    """How often a module failed in a step, and its first error. ``handled``: the message is tried again or goes to an
+    error link, or the module is restarted.
+    """
 
     name: str
     step: str
@@ -137,7 +153,7 @@ class Failure:
 
 
 def noted(clock: VirtualClock, words: Callable[[BaseException], str] = reason_of) -> list[Failure]:
-    """What failed in threads of the clock and in handlers on buses."""
+    """The failures in the clock's threads and in handlers on buses."""
     found: dict[str, Failure] = {}
     for where, error in clock.failures:
         found.setdefault(where, Failure(where, "run", words(error), handled=False)).count += 1
@@ -156,16 +172,20 @@ class Stage:
         on_published: Told = lambda *_: None,
         on_left: Told = lambda *_: None,
     ) -> None:
-        """The clock is in use (``penstock.clock.using``). ``on_published`` is told of all that modules publish, inputs
-        excepted, ``on_left`` of what comes for the world outside."""
+        """The clock must be in use (``penstock.clock.using``). ``on_published`` is called with everything that modules
+        publish, except inputs; ``on_left`` with the messages for addresses and modules that the recording replaces.
+        """
         self._clock = clock
         self._on_published, self._on_left = on_published, on_left
-        self._ready: deque[tuple[Node, GatewayMessage, LinkOptions, int]] = deque()  # with the tries so far
-        self._released: deque[Node] = deque()  # what they hold is older than all that is ready
+        # messages to handle, with the tries so far
+        self._ready: deque[tuple[Node, GatewayMessage, LinkOptions, int]] = deque()
+        # nodes that can receive again; the messages they hold are older than those in ``_ready``
+        self._released: deque[Node] = deque()
         self._bus = Bus("replay", mode="direct")
         self._stamped = QueueSubscriber(name="replay", depth=1, max_public_id=65535)
         self._bus.add(self._stamped)
-        # Of the class: under a virtual clock the handle's own method looks at its time-out, which is slower.
+        # The method of the class, because under a virtual clock the instance's own method checks a time-out, which is
+        # slower.
         self._take = functools.partial(QueueSubscriber.read_many, self._stamped, 1, 0)
         self._sources: dict[int, tuple[Node, str]] = {}  # by the id of the port
         self._routes: dict[int, list[tuple[Node, Predicate | None, LinkOptions]]] = {}
@@ -179,6 +199,11 @@ class Stage:
         names = [*entries, *configuration.addresses]
         self.nodes = {name: self._node(name, entries.get(name), roles) for name in names}
         self._table = _table(names, configuration.links)
+        self._links = configuration.links
+        self._notes: list[str] = []
+        for link in self._links:
+            if (source := self.nodes.get(self._table.owner(link.source))) and not link.source.endswith(f".{ERROR}"):
+                check_types(link, source.written, self.nodes[link.sink].reads)
         self._by_module: dict[int, Node] = {}
 
     def _node(self, name: str, entry: ModuleEntry | None, roles: Cast) -> Node:
@@ -200,7 +225,7 @@ class Stage:
     # ---- life
 
     def start(self) -> None:
-        """Make and start the modules in the order of the file."""
+        """Create and start the modules in the order of the file."""
         for node in self.nodes.values():
             self._port(node, "")
             if node.recipe is not None:
@@ -210,18 +235,42 @@ class Stage:
                 self._begin(node, "start", lambda: None)
         self._run()
 
-    def put(self, source: str, message: Any, ordinal: int, read: Reader | None = None) -> None:
-        """Let the recording speak for ``source``: first what is due before, then this message, with all its effects.
-        ``read`` gives its value, where its type is known."""
+    def put(self, source: str, message: Any, ordinal: int, schema: Schema | None = None) -> None:
+        """Publish a recorded message of ``source``, after everything that is due before it, and handle it with all its
+        effects. ``schema`` is its type, if that is known.
+        """
         self.advance(message.timestamp_ns)
-        self.nodes[source].read = read
-        port = self.nodes[source].ports[""]
+        node = self.nodes[source]
+        if schema is not node.schema:
+            node.schema, node.read = schema, None if schema is None else _reader_of(schema.text)
+            if schema is not None and schema.text not in node.compared:
+                self._compare(node, schema)
+        port = node.ports[""]
         port.published = max(port.published, ordinal - 1)
         self._send(port, carriage.arrived(message))
         self._run()
 
+    def _compare(self, node: Node, schema: Schema) -> None:
+        """``AddLinkError`` where a sink of ``node`` cannot read its first type; a word where it cannot read a later
+        one, or where a filter names fields that there are not."""
+        for link in self._links:
+            if link.source != node.name:
+                continue
+            try:
+                check_types(link, schema, self.nodes[link.sink].reads)
+            except AddLinkError as error:
+                if not node.compared:
+                    raise
+                self._notes.append(f"later {error}")
+            if link.filter is not None:
+                try:
+                    link.filter.check(schema)
+                except InvalidArgument as error:
+                    self._notes.append(f"link {link}: filter {link.filter.where!r}: {error}")
+        node.compared.add(schema.text)
+
     def advance(self, time_ns: int) -> None:
-        """Let the time go to a moment; what is due on the way happens."""
+        """Advance the clock to a moment, and handle what becomes due on the way."""
         until = self._clock.seconds_at(time_ns)
         while self._fire(until):
             self._run()
@@ -232,9 +281,9 @@ class Stage:
         before = self._clock.now()
         try:
             fired = self._clock.fire_next(until)
-        except StateError:  # a loop, or a source that was given up
+        except StateError:  # an endless loop, or a source that was given up
             raise
-        except FAILURES as error:  # a live gateway's clock logs it and goes on
+        except FAILURES as error:  # a real gateway would log it and go on
             fired = True
             note_failure(f"a timer's function ({_last_line(error)})", error)
             log.debug("where the timer's function failed", exc_info=error)
@@ -261,13 +310,13 @@ class Stage:
         self.close()
 
     def _settle(self, nodes: list[Node]) -> None:
-        """Let async steps of these modules end, and those of messages that wait for that."""
+        """Run the async steps of these modules to their end, and handle the messages that wait for them."""
         self._run()
         while tasks := [node.task for node in nodes if node.task is not None]:
             try:
                 self._event_loop().hurry(asyncio.wait(tasks))
             except StateError:
-                return  # they are told as waiting
+                return  # they are reported as waiting
             self._run()
 
     def close(self) -> None:
@@ -275,7 +324,7 @@ class Stage:
         for node in self.nodes.values():
             self._step(node, "destroy")
             node.module = None
-        self._by_module.clear()  # a thread that was given up publishes nothing more
+        self._by_module.clear()  # so that a thread that was given up cannot publish
         self._bus.close()
         if self._loop is not None:
             self._loop.end()
@@ -310,7 +359,7 @@ class Stage:
         arguments: tuple[Any, ...],
         ended: Callable[[BaseException | None], None],
     ) -> None:
-        """Call a step; ``ended`` gets its error or None, at once or when what it gave to await has ended."""
+        """Call a step; ``ended`` is called with its error or None, at once or when the returned awaitable is done."""
         try:
             result = function(*arguments) if function is not None else None
         except FAILURES as error:
@@ -327,7 +376,7 @@ class Stage:
                 await result
             except FAILURES as found:
                 error = found
-            if node.module is module:  # else the stage has been closed meanwhile
+            if node.module is module:  # otherwise the stage was closed meanwhile
                 node.task = None
                 ended(error)
                 self._release(node)
@@ -341,7 +390,7 @@ class Stage:
         return self._loop
 
     def _turn(self) -> None:
-        """Run the async steps until each of them waits; the clock calls this again when the first of that is due."""
+        """Run the async steps until all of them wait; the clock calls this again when the first wait is over."""
         assert self._loop is not None
         due_s = self._loop.run_until_idle()
         if self._turn_timer is not None:
@@ -369,15 +418,15 @@ class Stage:
         self._publish(self._owner(source), output, message)
 
     def mark(self, source: Any, since: int = 0, after: Any = None) -> Any:
-        """For sources that keep what was not handled: everything here is handled before anybody asks."""
+        """For durable sources: on a stage everything is handled before the source can ask."""
         return _Handled()
 
     def linked(self, source: Any) -> bool:
-        """For sources that wait for their first link: here all links are there from the beginning."""
+        """For sources that wait for their first link: on a stage all links exist from the beginning."""
         return True
 
     def note_refused(self, source: Any) -> None:
-        """Nothing is refused here."""
+        """Does nothing: no sink refuses a message on a stage."""
 
     def _owner(self, source: Any) -> Node:
         if not in_order(self._thread):
@@ -388,7 +437,7 @@ class Stage:
         return node
 
     def _port(self, node: Node, output: str) -> Port:
-        """Where a node publishes; the sinks are found once."""
+        """The port of a node's output; its sinks are looked up once."""
         port = node.ports.get(output)
         if port is not None:
             return port
@@ -413,7 +462,7 @@ class Stage:
         self._on_published(self._sources[port.id][1], self._send(port, message))
 
     def _send(self, port: Port, message: GatewayMessage) -> GatewayMessage:
-        """Stamp a message and let it wait for every sink that wants it."""
+        """Stamp a message and queue it for every sink whose filter accepts it."""
         port.publish(message)
         stamped = self._take()[0]
         assert isinstance(stamped, GatewayMessage)
@@ -477,7 +526,7 @@ class Stage:
         if options.delivery is Delivery.AT_LEAST_ONCE and (options.max_tries is None or tries < options.max_tries):
             node.blocked = node.blocked or options.ordered
             node.tried += 1
-            again = functools.partial(self._again, node, message, options, tries)
+            again = functools.partial(self._retry_later, node, message, options, tries)
             self._clock.call_at(self._clock.now() + backoff_s(options, tries), again)
             handled = True
         else:
@@ -486,7 +535,7 @@ class Stage:
         if not node.keeps_state:
             self._plan_restart(node, "receive")
 
-    def _again(self, node: Node, message: GatewayMessage, options: LinkOptions, tries: int) -> None:
+    def _retry_later(self, node: Node, message: GatewayMessage, options: LinkOptions, tries: int) -> None:
         node.tried -= 1
         if options.ordered:
             node.blocked = False
@@ -497,12 +546,14 @@ class Stage:
             self._release(node)
 
     def _release(self, node: Node) -> None:
-        """What waited comes before all that is ready, as long as the node does not wait again."""
+        """Let the node receive again: the messages that it holds come before all others, as long as it does not have to
+        wait again.
+        """
         if node.held and not node.waits:
             self._released.appendleft(node)
 
     def _give_up(self, node: Node, message: GatewayMessage, tries: int, error: BaseException) -> bool:
-        """A dead letter to the output ``error``, where somebody is linked to it; else the message is lost."""
+        """Send a dead letter to the output ``error``; if nothing is linked to it, the message is lost."""
         port = self._port(node, ERROR)
         if not self._routes[port.id]:
             return False
@@ -519,19 +570,19 @@ class Stage:
 
     @property
     def failures(self) -> list[Failure]:
-        """What failed so far, by module and step."""
+        """The failures so far, by module and step."""
         return [*self._failures.values(), *noted(self._clock)]
 
     @property
     def waiting(self) -> dict[str, int]:
-        """Messages that were not handled so far: their module was down, or they are to be tried again."""
+        """How many messages were not handled so far: their module was down, or they will be tried again."""
         counts = {name: len(node.held) + node.tried + (node.task is not None) for name, node in self.nodes.items()}
         return {address.without_secrets(name): count for name, count in counts.items() if count}
 
     @property
     def notes(self) -> list[str]:
-        """Nothing: every name of a gateway is known before it runs."""
-        return []
+        """Recorded types that sinks or filters cannot read."""
+        return self._notes
 
     def _tell(self, node: Node, step: str, error: BaseException, handled: bool = False) -> None:
         shown, reason = address.without_secrets(node.name), reason_of(error)
@@ -541,12 +592,12 @@ class Stage:
             log.debug("module %r: where it failed", shown, exc_info=error)
 
     def _failed(self, node: Node, step: str, error: BaseException) -> bool:
-        """A failure for which the policy may make the module anew; what comes meanwhile waits."""
+        """Handle a failure after which the policy may restart the module; its messages wait meanwhile."""
         self._tell(node, step, error, self._plan_restart(node, step))
         return True
 
     def _plan_restart(self, node: Node, step: str) -> bool:
-        """Whether the module will be made anew."""
+        """Schedule a restart by the policy; returns whether there will be one."""
         delay_s = node.supervisor.failed(self._clock.now())
         if delay_s is None:
             node.dead = node.dead or step == "start"
@@ -572,8 +623,17 @@ class Stage:
         self._release(node)
 
 
+@functools.lru_cache(256)
+def _reader_of(text: str) -> Reader | None:
+    """What gives the values of a schema; None where it cannot be read here."""
+    try:
+        return reader_of(Schema.parse(text))
+    except (PenstockError, ModuleNotFoundError):
+        return None
+
+
 class _Handled:
-    """A mark of what was handled."""
+    """A mark whose messages count as handled."""
 
     lost = stalled = False
 
@@ -594,7 +654,7 @@ def _table(names: Iterable[str], links: Iterable[Link]) -> LinkTable:
 
 
 def _last_line(error: BaseException) -> str:
-    """Where it was raised."""
+    """The source line where it was raised."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"
 

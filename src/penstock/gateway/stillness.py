@@ -1,7 +1,6 @@
-"""Stillness: for how long a process has stood still though messages wait for it. One thread.
-
-A process that merely gets no processor is runnable, and one that works uses it: neither stands still, however
-long it takes. What stands still is stopped or asleep at every look, and has used no processor time since the first one.
+"""Stillness: for how long a process has made no progress although messages wait for it. One thread. A process that gets
+no processor time is runnable, and one that works uses processor time: neither is still, however long it takes. A still
+process is stopped or asleep at every check, and has used no processor time since the first one.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 STILL = "TtS"  # stopped, traced, asleep; not: runnable, waiting for a disk, dead
-MAX_LOOK_S = 0.5  # the longest time between two looks that counts: the one who looks may have stood still himself
+MAX_LOOK_S = 0.5  # a longer time between two checks does not count: the checking process may have been stopped itself
 
 
 def state_of(pid: int) -> tuple[str, int] | None:
-    """The state of a process and the processor time that it has used, in ticks; None where it cannot be known."""
+    """The state of a process and the processor time that it has used, in ticks; None if unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return fields[0], int(fields[11]) + int(fields[12])
@@ -23,16 +22,16 @@ def state_of(pid: int) -> tuple[str, int] | None:
 
 
 class Stillness:
-    """What the looks at one process have shown."""
+    """The checks of one process."""
 
     def __init__(self, look: Callable[[int], tuple[str, int] | None] = state_of) -> None:
         self._look = look
-        self._evidence: tuple[int, int] | None = None  # what it had handled and used at the last look
+        self._evidence: tuple[int, int] | None = None  # messages handled and processor time used, at the last check
         self._last_s = 0.0
         self.seconds = 0.0
 
     def look(self, pid: int, now_s: float, handled: int) -> float:
-        """Look at it while messages wait for it; gives for how long it has stood still."""
+        """Check the process while messages wait for it; returns for how many seconds it has been still."""
         found = self._look(pid)
         if found is None or found[0] not in STILL:
             self.clear()
@@ -43,5 +42,5 @@ class Stillness:
         return self.seconds
 
     def clear(self) -> None:
-        """Nothing waits for it."""
+        """Reset, because no message waits for it."""
         self._evidence, self.seconds = None, 0.0

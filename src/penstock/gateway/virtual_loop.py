@@ -1,11 +1,12 @@
-"""An asyncio loop in the time of a virtual clock: ``asyncio.sleep`` and time-outs take recorded time and no real one.
+"""An asyncio loop that runs on a virtual clock: ``asyncio.sleep`` and time-outs take recorded time, not real time.
 
 Rules
 
-- ``run_until_idle`` is for who moves the clock: it runs what is ready and says when the loop is to run next.
-- ``SourceLoop`` is for a thread of the clock's, which gives its turn back while the loop waits.
-- Threads and sockets of the loop are refused: nobody could say in which order they do what.
-- ``hurry`` lets time pass for the loop alone, at the end, when nobody moves the clock any more.
+- The thread that moves the clock calls ``run_until_idle``, which runs what is ready and returns when the loop must run
+  next.
+- ``SourceLoop`` is for a thread of the clock, which gives its turn back while the loop waits.
+- Executors and sockets are refused: their order of events is not reproducible.
+- ``hurry`` lets time pass for the loop only, at the end, when nothing moves the clock any more.
 
 A loop belongs to one thread.
 """
@@ -21,20 +22,20 @@ from penstock.errors import StateError
 
 __all__ = ["SourceLoop", "StageLoop"]
 
-MAX_HURRIES = 100_000  # waits that are passed over for one step of the end
+MAX_HURRIES = 100_000  # most waits that are skipped for one step at the end
 NEVER = "it waits for what nobody brings at the end"
 
 
 class _VirtualLoop(asyncio.SelectorEventLoop):
-    """What both loops share: whose time it is, and what is refused."""
+    """What both loops share: their clock, and what they refuse."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._virtual = clock
-        self._ahead_s = 0.0  # of the clock
+        self._ahead_s = 0.0  # seconds that the loop is ahead of the clock
         super().__init__(_Selector(self))
 
     def time(self) -> float:
-        """Seconds, as the clock has them."""
+        """The time of the clock in seconds."""
         return self._virtual.now() + self._ahead_s
 
     def run_in_executor(self, *_: Any) -> Any:  # type: ignore[override]
@@ -42,12 +43,12 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
         refuse_if_virtual("run_in_executor and asyncio.to_thread (in threads of their own)")
 
     def wait(self, timeout: float | None) -> None:
-        """Everything in the loop waits; None: for nothing that time brings."""
+        """Called when everything in the loop waits; ``timeout`` None: for no timer."""
         raise NotImplementedError
 
 
 class _Selector(selectors.DefaultSelector):
-    """Where an event loop waits."""
+    """The selector in which an event loop waits."""
 
     def __init__(self, loop: _VirtualLoop) -> None:
         super().__init__()
@@ -65,16 +66,18 @@ class StageLoop(_VirtualLoop):
     def __init__(self, clock: VirtualClock) -> None:
         self.woken = False  # something is ready to run
         self._due_s: float | None = None
-        self._hurries = 0  # waits that are passed over yet
+        self._hurries = 0  # waits that may still be skipped
         super().__init__(clock)
 
     def call_soon(self, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]
-        """Note that there is something to do."""
+        """Note that something is ready to run."""
         self.woken = True
         return super().call_soon(*arguments, **options)
 
     def run_until_idle(self) -> float | None:
-        """Run until everything waits; gives when the first of that is due, by the clock. None: nothing is."""
+        """Run until everything waits; returns the clock's time at which the first timer is due, None if there is
+        none.
+        """
         self._due_s = None
         self.run_forever()
         self.woken = False
@@ -89,7 +92,7 @@ class StageLoop(_VirtualLoop):
         self.stop()
 
     def hurry(self, coroutine: Any) -> None:
-        """Run a coroutine to its end, at once; ``StateError`` where it waits for what never comes."""
+        """Run a coroutine to its end at once; ``StateError`` if it waits for something that never happens."""
         task = self.create_task(coroutine)
         task.add_done_callback(lambda _: self.stop())
         self._hurries = MAX_HURRIES
@@ -103,7 +106,7 @@ class StageLoop(_VirtualLoop):
         task.result()
 
     def end(self) -> None:
-        """Cancel what still waits, and close."""
+        """Cancel the tasks that still wait, and close."""
         for task in asyncio.all_tasks(self):
             task.cancel()
         self.run_until_idle()
@@ -120,6 +123,7 @@ class SourceLoop(_VirtualLoop):
     def wait(self, timeout: float | None) -> None:
         until_s = self._virtual.now() + (timeout or 0.0)
         self._never.wait(timeout)
-        if timeout is None:  # it is joined, and what it waits for does not come
+        if timeout is None:  # the thread is being joined, and what it waits for will not happen
             raise StateError(NEVER)
-        self._ahead_s += max(0.0, until_s - self._virtual.now())  # it is joined: nobody moves the clock any more
+        # the thread is being joined: nothing moves the clock any more
+        self._ahead_s += max(0.0, until_s - self._virtual.now())

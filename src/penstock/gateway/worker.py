@@ -6,8 +6,8 @@ Rules
   ``destroy``. It holds by construction, because one thread makes them: others post orders, which the thread carries out
   between two messages.
 - Nothing is received before ``start`` has returned or after ``stop`` was called.
-- A caller waits for an order as long as it likes. A worker that does not come back is abandoned: it gets no further
-  call, its thread is left to itself, and what it had in hand is counted as lost.
+- A caller waits for an order as long as it likes. A worker whose module does not return is abandoned: it makes no
+  further call, its thread is left alone, and the message being handled counts as lost.
 - ``async def`` steps run in an event loop of the worker's own, which also runs while it waits for messages.
 
 ``waiting``, ``idle``, ``handled`` and ``life`` may be read by any thread.
@@ -44,27 +44,27 @@ from penstock.throttle import Throttle
 
 BATCH = 256
 MAX_ASIDE = 1024
-ERROR = "error"  # the output that gets what a module fails at for good
-DROPPED = "dropped"  # the output for what a module lets go of: it is counted as filtered there
+ERROR = "error"  # the output for messages at which a module fails for good
+DROPPED = "dropped"  # the output for messages that a module drops, which count as filtered by it
 log = logging.getLogger("penstock.gateway")
 
-#: Told of a failure on the worker's thread: (worker, step, error). It may put another module in place (``adopt``).
+#: Called on the worker's thread after a failure: (worker, step, error). It may replace the module (``adopt``).
 OnFailure = Callable[["Worker", str, BaseException], object]
 
 
 class Life(enum.StrEnum):
-    """Where a module is in its life."""
+    """The states of a module's life cycle."""
 
     MADE = "made"  # nothing is received yet
     RUNNING = "running"
-    FAILED = "failed"  # it cannot receive: what comes is dropped and counted
+    FAILED = "failed"  # it cannot receive: its messages are dropped and counted
     QUIET = "quiet"  # stopped, or its queue was closed: nothing is received any more
     ENDED = "ended"
-    ABANDONED = "abandoned"  # it did not come back from a call
+    ABANDONED = "abandoned"  # it did not return from a call
 
 
 class Deadline:
-    """A moment until which several waits may last together; ``seconds`` None: for ever."""
+    """A common deadline for several waits; ``seconds`` None: no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         for_ever = seconds is None or seconds >= threading.TIMEOUT_MAX
@@ -72,7 +72,7 @@ class Deadline:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until it, 0 after it; None: for ever."""
+        """Seconds until the deadline, 0 after it; None: no limit."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     def until(self, seconds: float | None) -> Deadline:
@@ -81,7 +81,7 @@ class Deadline:
         return self if seconds is None or (left_s is not None and left_s <= seconds) else Deadline(seconds)
 
     def part(self, share: float) -> Deadline:
-        """An earlier one: when ``share`` of the time that is left has gone."""
+        """An earlier deadline: after ``share`` of the time that is left."""
         left_s = self.left_s
         return Deadline(None if left_s is None else left_s * share)
 
@@ -92,8 +92,9 @@ class Deadline:
 
 
 class Order:
-    """Something for a worker's thread to do; ``error`` is what it raised. ``in_backoff``: also while the thread waits
-    before it makes a failed module anew."""
+    """A call for a worker's thread to make; ``error`` is what it raised. ``in_backoff``: run it also while the thread
+    waits before a restart.
+    """
 
     def __init__(self, function: Callable[[], object], in_backoff: bool = False) -> None:
         self.function = function
@@ -110,28 +111,35 @@ class Order:
         finally:
             self._done.set()
 
+    @property
+    def done(self) -> bool:
+        """Whether it was carried out."""
+        return self._done.is_set()
+
     def wait(self, deadline: Deadline) -> bool:
         """Whether it was carried out before the deadline."""
         return self._done.wait(deadline.left_s)
 
 
 class _Abandoned(Exception):
-    """The thread has come back from a call and finds that it was given up."""
+    """Raised on a worker's thread that returns from a call after it was abandoned."""
 
 
 class Output:
-    """A module as a source of links: what it publishes, or what it publishes under one name."""
+    """One source of links: a module's default output, or one of its named outputs."""
 
     def __init__(self, worker: Worker, name: str, port: Port) -> None:
         self.worker = worker
         self.name = name
         self.port = port
         self.sinks: dict[Worker, Joint] = {}
-        self.parted = 0  # the number of the last time that a sink was taken from it
+        self.parted = 0  # the loss number of the last removal of one of its sinks
 
     @property
     def passes_on(self) -> bool:
-        """Whether all that it published belongs to a message that its module was handling, as far as can be known."""
+        """Whether everything it published was published while its module was handling a message, as far as can be
+        known.
+        """
         worker, module = self.worker, self.worker.module
         seen = worker._loop is None and not hasattr(module, "unhandled")  # neither tasks nor a process of its own
         return seen and not getattr(module, "gathers", False) and self is not worker.outputs.get(ERROR) and (
@@ -141,7 +149,7 @@ class Output:
 
 @dataclass(slots=True, eq=False)
 class Joint:
-    """A link at work: what it lets through, how it delivers, and what bounds it."""
+    """A link in use: its filter, its options and its bound."""
 
     accepts: Predicate | None
     options: LinkOptions
@@ -149,12 +157,12 @@ class Joint:
 
     @classmethod
     def of(cls, accepts: Predicate | None, options: LinkOptions) -> Joint:
-        """With the bound that the options ask for."""
+        """Create one, with a bound if the options ask for it."""
         return cls(accepts, options, Bound(options) if options.bounded else None)
 
     @property
     def predicate(self) -> Predicate | None:
-        """What the port asks before a message is queued."""
+        """The predicate that the port calls before a message is queued."""
         if self.bound is None:
             return self.accepts
         return self.bound.admit if self.accepts is None else self.bound.behind(self.accepts)
@@ -165,61 +173,65 @@ class Aside:
     """A message that failed and is tried again later."""
 
     due_s: float
-    number: int  # older ones have smaller ones (``losses.py``)
+    number: int  # its loss number: smaller means put aside earlier (``losses.py``)
     tries: int
     message: GatewayMessage = field(compare=False)
 
 
 class Worker:
-    """One module at work."""
+    """One module, its queue and its thread."""
 
     def __init__(self, module: Any, name: str, port: Port, queue: QueueSubscriber, on_failure: OnFailure) -> None:
         self.name = name
         self.output = Output(self, name, port)
         self.outputs: dict[str, Output] = {}  # the named ones
         self.queue = queue
-        self.timeout_s = math.inf  # for which its queue lets a publisher wait
+        self.timeout_s = math.inf  # how long its queue lets a publisher wait
         self.counters = Counters("gateway", "module", name)
-        self._counting = threading.Lock()  # the thread counts after each batch, whoever watches it in the midst of one
+        # the thread counts after each batch, and other threads may count during a batch
+        self._counting = threading.Lock()
         self.sources: dict[Output, Joint] = {}
-        self.joints: dict[int | None, Joint] = {}  # of the links that lead here, by the id that their messages carry
-        self.special = False  # one of them has a bound or a time to live
+        self.joints: dict[int | None, Joint] = {}  # the links that lead here, by the id of their messages
+        self.special = False  # whether one of them has a bound or a TTL
         self.aside: list[Aside] = []
-        self.retrying = False  # it waits for the next try of a message, with others behind it
-        self.lets_go: frozenset[int] = frozenset()  # ids of sources that keep what they gave: it is not tried again
+        self.retrying = False  # it waits before it tries a message again, with others behind that one
+        # ids of durable sources whose failed messages are left to them instead of being tried again
+        self.lets_go: frozenset[int] = frozenset()
         self.given_back: deque[tuple[GatewayMessage, int, BaseException]] = deque()  # failed in the module's process
-        self.resent = 0  # messages that went to the module's process once more
-        self.last_loss = 0  # its number: what was taken at its source before it may not be taken for handled
+        self.resent = 0  # messages that were sent to the module's process again
+        # the number of its last loss: messages taken from their source before that may not count as handled
+        self.last_loss = 0
         self.life = Life.MADE
         self.failed = 0
-        self.taken = 0  # messages that left the queue and are done with, handled or lost
+        self.taken = 0  # messages that left the queue and are finished, handled or lost
         self.lost = 0  # of those: never handled
-        self.backed = False  # at the gateway's end: all that it gets is kept by a durable source until it was handled
-        self.stored = 0  # of those taken: not handled at the end, and kept there
-        self.filtered = 0  # of those taken: the module let go of them
-        self.gone = 0  # handled, which is to say stored, and lost before they came out of the store
+        self.backed = False  # set at the gateway's end: durable sources keep everything it gets until it was handled
+        self.stored = 0  # of those taken: not handled at the end, but kept by their source
+        self.filtered = 0  # of those taken: dropped by the module itself
+        # stored by a buffer, which counts as handled, and removed by its bounds before they were forwarded
+        self.gone = 0
         self.doing = ""  # the step that the module is in
         self.busy_since: float | None = None
-        self._expired = 0  # of what was taken: had waited too long
-        self.overflowed_before = 0  # kept out by the bounds of links that are no more
+        self._expired = 0  # of those taken: had waited longer than their TTL
+        self.overflowed_before = 0  # refused by the bounds of links that were removed
         self.stuck = False
         self.removing = False
         self.paused = False
-        self.between = False  # another module is to come and to be started; until then everything waits
+        self.between = False  # the module is being replaced; everything waits until the new one is started
         self._holding = False
-        self.destroyed = False  # the module was destroyed, and another one is to come
-        self.owed = 0  # messages left by a process that died, until the next one has them
-        self.ending = threading.Event()  # waits of the module's supervision end when it is set
+        self.destroyed = False  # the module was destroyed, and a new one will replace it
+        self.owed = 0  # unhandled messages of a process that died, until the next one has got them
+        self.ending = threading.Event()  # set to end the waits of the module's supervision
         self.after: Callable[[], object] | None = None  # what the thread does last, for a module that removes itself
         self._on_failure = on_failure
         self._last: Callable[[], object] | None = None
         self._orders: deque[Order] = deque()
         self._woken = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ident = 0  # of the thread
+        self._ident = 0  # of its thread
         self._counted = self._counted_handled = 0  # messages taken and handled when it was last counted
         self._handing_over = 0  # messages that are on their way to the module's process
-        self._seen, self._seen_s = 0, 0.0  # how far it had come when somebody last looked
+        self._seen, self._seen_s = 0, 0.0  # the count at the last check of progress, and when that was
         self._backlog_told = 0
         self._throttle = Throttle(log)
         self._receive_again: Callable[[GatewayMessage, int], Any] | None = None
@@ -228,7 +240,7 @@ class Worker:
         self.thread = threading.Thread(target=self._run, name=f"module {name}", daemon=True)
 
     def adopt(self, module: Any) -> None:
-        """Hand everything from now on to ``module``."""
+        """Pass messages to ``module`` from now on."""
         if self._receive_again is not None:
             self._expired += self.module.expired
         self.module = module
@@ -236,7 +248,10 @@ class Worker:
         self._receive: Callable[[GatewayMessage], Any] = self._awaited(module.receive)
         many = getattr(module, "receive_many", None)
         self._receive_many: Callable[[Sequence[GatewayMessage]], Any] | None = many and self._awaited(many)
-        # Of a module in its own process, which tells later what failed, and keeps what it was sent until then.
+        if (together := self._receive_many) is not None:
+            self._receive = lambda message: together([message])  # one that is tried again by itself
+        # Only modules in their own process have it: they report failures later, and keep what they were sent until
+        # then.
         self._receive_again = getattr(module, "receive_again", None)
         if self._receive_again is not None:
             module.expiries = self._expiries
@@ -249,7 +264,7 @@ class Worker:
         return functools.partial(self.call, function)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a step of the module; what it gives to await is awaited in the worker's event loop."""
+        """Call a step of the module; if it returns an awaitable, await it in the worker's event loop."""
         result = function(*arguments)
         if inspect.isawaitable(result):
             if self._loop is None:
@@ -259,58 +274,59 @@ class Worker:
 
     @property
     def port(self) -> Port:
-        """How it publishes."""
+        """The port of its default output."""
         return self.output.port
 
     @property
     def sinks(self) -> dict[Worker, Joint]:
-        """Where what it publishes goes."""
+        """The sinks of its default output."""
         return self.output.sinks
 
     @property
     def own_outputs(self) -> list[Output]:
-        """What the module itself publishes by; dead letters are the worker's."""
-        named = list(self.outputs.items())  # any thread may look while one is added
+        """The outputs that the module itself publishes to; the worker publishes dead letters."""
+        named = list(self.outputs.items())  # a copy: another thread may add one meanwhile
         return [self.output, *(output for name, output in named if name != ERROR)]
 
-    # ---- what others see
+    # ---- figures, for any thread
 
     @property
     def handled(self) -> int:
-        """Messages at which ``receive`` has returned, or that went to the error link; without those that the module let
-        go of."""
+        """Messages for which ``receive`` has returned, or that went to the error link; without those that the module
+        dropped.
+        """
         tried_again = len(self.given_back) + len(self.aside)
         done = self.taken + self._handing_over - self.at_process - tried_again
         return max(0, done - self.lost - self.stored - self.expired - self.filtered)
 
     @property
     def expired(self) -> int:
-        """Messages that had waited too long, in the module's process too."""
+        """Messages that had waited longer than their TTL, also in the module's process."""
         return self._expired + (self.module.expired if self._receive_again is not None else 0)
 
     @property
     def at_process(self) -> int:
-        """Messages that the module's process has got and not handled, or that a process which died has left."""
+        """Messages that the module's process has received and not handled, or that a dead process has left."""
         module = self.module
         known = module.sent - module.handled if self._receive_again is not None and not module.accounted else 0
         return max(known, self.owed)
 
     @property
     def waiting(self) -> int:
-        """Messages that wait, the batch in hand included."""
-        taken = self.taken  # first: what is done after it is still counted as waiting
-        # One look at the native counts: a batch leaves the queue and is delivered in the same moment.
+        """Messages that wait, including the current batch."""
+        taken = self.taken  # read first: a message that is finished later is still counted as waiting
+        # One call for all native counts, because a batch leaves the queue and is delivered in the same step.
         _, delivered, _, queued, _ = self.queue._counts()
         return max(0, queued + delivered - taken) + len(self.given_back) + len(self.aside)
 
     @property
     def overflowed(self) -> int:
-        """Messages that the bounds of its links kept out."""
+        """Messages that the bounds of its links refused."""
         return self.overflowed_before + sum(j.bound.dropped for j in list(self.sources.values()) if j.bound is not None)
 
     @property
     def idle(self) -> bool:
-        """Nothing waits, nobody waits for room in its queue, and nothing is being done."""
+        """Whether nothing waits, no publisher waits for room in its queue, and no call is running."""
         taken = self.taken
         matched, _, dropped, _, _ = self.queue._counts()
         coming = matched - sum(dropped.values()) - taken
@@ -323,11 +339,11 @@ class Worker:
 
     @property
     def mine(self) -> bool:
-        """Whether the caller is this worker's thread: then it cannot wait for itself."""
+        """Whether the caller runs on this worker's thread, which cannot wait for itself."""
         return threading.current_thread() is self.thread
 
     def seconds_in_step(self, now_s: float) -> float:
-        """How long the call under way has lasted, as far as those who looked can tell."""
+        """How long the current call has lasted, as far as callers of this have observed."""
         since = self.busy_since
         if since is None:
             return 0.0
@@ -338,11 +354,11 @@ class Worker:
     # ---- orders, by any thread
 
     def start(self) -> None:
-        """Begin the thread; it waits for orders."""
+        """Start the thread, which then waits for orders."""
         self.thread.start()
 
     def post(self, function: Callable[[], object], *, in_backoff: bool = False) -> Order:
-        """Have the thread carry out ``function`` between two messages."""
+        """Order ``function`` to be called on the thread, between two messages."""
         order = Order(function, in_backoff)
         self._orders.append(order)
         self._woken.set()
@@ -350,13 +366,13 @@ class Worker:
         return order
 
     def pause(self) -> None:
-        """Receive nothing after the message in hand, until ``resume``; what comes waits."""
+        """Receive nothing after the current message, until ``resume``; messages wait in the queue."""
         if not self.paused:
             self.paused = True
             self.post(self._hold)
 
     def resume(self) -> None:
-        """Go on."""
+        """Undo ``pause``."""
         self.paused = False
         self.post(lambda: None)
 
@@ -365,13 +381,14 @@ class Worker:
         return self.post(self._begin)
 
     def run_step(self, step: str) -> Order:
-        """Call an optional step of the module; a failure is told, counted and goes no further."""
+        """Call an optional step of the module; a failure is reported and counted, not raised."""
         return self.post(lambda: self._step(step))
 
     def cut(self) -> Order:
-        """Receive nothing more: what is queued, and what is left of the batch in hand, is dropped and counted."""
+        """Receive nothing more: what is queued, and the rest of the current batch, is dropped and counted."""
         self.ending.set()
-        self.queue.close()  # first: what comes between a look and the closing would be lost unseen
+        # close first: a message that arrives between a check and the closing would be lost uncounted
+        self.queue.close()
         if self.waiting or self.queue.ledger.dropped.get("closed"):
             note_loss(self)
         return self.post(self._be_quiet)
@@ -382,36 +399,37 @@ class Worker:
         return self.post(self._stop)
 
     def end(self, *steps: str, last: Callable[[], object] | None = None) -> Order:
-        """Call ``steps``, then end the thread; ``last`` is the last thing that it does."""
+        """Call ``steps``, then end the thread, which calls ``last`` as its final act."""
         self._last = last
         self.cut()
         return self.post(lambda: self._end(steps))
 
     def abandon(self) -> bool:
-        """Give it up; whether there was something to give up. What it has in hand is counted as lost."""
+        """Abandon it; returns whether there was anything to abandon. The message being handled counts as lost."""
         if self.life in (Life.ENDED, Life.ABANDONED) or not self.thread.is_alive():
             return False
         self.life = Life.ABANDONED
         self.ending.set()
         self.queue.close()
-        _, delivered, _, _, _ = self.queue._counts()  # what was queued, or on its way there, is dropped with the queue
+        _, delivered, _, _, _ = self.queue._counts()  # what is queued, or just being queued, is dropped with the queue
         self.lose(delivered - self.taken, "closed")
         tried_again, self.aside = len(self.given_back) + len(self.aside), []
         self.given_back.clear()
         if tried_again:
             self.lose_taken(tried_again, "closed")
-        self.post(lambda: None)  # between two messages, it finds out
+        self.post(lambda: None)  # an empty order, so that the thread notices between two messages
         return True
 
     def give_back(self, messages: Sequence[tuple[GatewayMessage, int]], error: BaseException) -> None:
-        """The module's process failed at messages, each with the times it was tried."""
+        """Take back messages at which the module's process failed, each with its number of tries."""
         if messages:
             self.given_back.extend((message, tries, error) for message, tries in messages)
             self.post(self._take_back)
 
     def let_go(self, kept: bool = True) -> None:
-        """From now on leave what the module fails at with the durable source that it came from; or (``kept`` False)
-        try it again, as before."""
+        """From now on leave failed messages to their durable source instead of trying them again; with ``kept`` False
+        try them again, as before.
+        """
         keepers = [output for output, joint in list(self.sources.items()) if _keeps(output, joint)] if kept else []
         self.lets_go = frozenset(output.port.id for output in keepers)
         if keepers:
@@ -419,7 +437,7 @@ class Worker:
 
     @property
     def has_keepers(self) -> bool:
-        """Whether all that it gets is kept by a durable source, as far as the links that lead here tell."""
+        """Whether durable sources keep everything it gets, as far as its incoming links show."""
         return bool(self.sources) and all(
             joint.options.delivery is Delivery.AT_LEAST_ONCE and (output.worker.is_durable or output.passes_on)
             for output, joint in list(self.sources.items())
@@ -427,16 +445,16 @@ class Worker:
 
     @property
     def has_durable_sources(self) -> bool:
-        """Whether each of its sources keeps what it gets until that was handled."""
+        """Whether each of its sources keeps its messages until they were handled."""
         return self.has_keepers and all(output.worker.is_durable for output in list(self.sources))
 
     @property
     def is_durable(self) -> bool:
-        """Whether what it publishes is kept where it came from until it was handled."""
+        """Whether its module is a durable source: its input keeps messages until they were handled."""
         return bool(getattr(self.module, "durable", False))
 
     def _receiving(self, thread: int) -> None:
-        """Which thread is in ``receive``; 0: none is."""
+        """Note which thread is in ``receive``; 0: none."""
         for output in (self.output, *self.outputs.values()):
             output.port.receiving = thread
 
@@ -444,29 +462,30 @@ class Worker:
     def backlog(self) -> int:
         """Messages that the module keeps on disk and that were not handled yet."""
         known = getattr(self.module, "backlog", 0)
-        return known if isinstance(known, int) else 0  # a module's class may mean something else by the name
+        return known if isinstance(known, int) else 0  # a user's class may use this name for something else
 
     def count_backlog(self) -> None:
-        """Bring what the monitor is told of it up to now."""
+        """Update the backlog that the monitor shows."""
         backlog, before = self.backlog, self._backlog_told
         self.counters.set("lag", backlog)
-        if backlog != before and not self.stuck and self.life is Life.RUNNING:  # else its state says that
+        # otherwise its state already shows something else
+        if backlog != before and not self.stuck and self.life is Life.RUNNING:
             self.counters.state(f"{backlog} stored on disk" if backlog else "")
             self._backlog_told = backlog
 
     @property
     def lost_at_end(self) -> int:
-        """Messages that were never handled, those dropped with its queue included, and that nobody keeps."""
+        """Messages that were never handled and that nobody keeps, including those dropped with its queue."""
         return self.lost + (0 if self.backed else self.queue.ledger.dropped.get("closed", 0))
 
     def count_failure(self) -> None:
-        """One failure more; by any thread, also when it was given up meanwhile."""
+        """Count one failure. Any thread, also after the worker was abandoned."""
         self.failed += 1
         with contextlib.suppress(ValueError):  # the counters were closed
             self.counters.add("errors")
 
     def count_filtered(self) -> None:
-        """The module lets go of a message that it received."""
+        """Count a received message that the module drops."""
         self.filtered += 1
         with contextlib.suppress(ValueError):  # the counters were closed
             self.counters.drop("filtered")
@@ -474,17 +493,18 @@ class Worker:
     def lose(self, count: int, reason: str = "error") -> None:
         """Count messages that left the queue and will not be handled."""
         if count > 0:
-            self.lose_taken(count, reason)  # first: a mark that sees them taken must see them lost
+            self.lose_taken(count, reason)  # first this: a mark that sees them as taken must also see them as lost
             self.taken += count
 
     def lose_stored(self, count: int) -> None:
-        """Count messages that the module had stored and that its bounds drove out. They were handled as their link
-        says: their source is not to send them once more (no loss is noted)."""
+        """Count messages that a buffer had stored and that its bounds have removed. For their link they were handled,
+        so their source must not send them again (no loss is noted).
+        """
         self.gone += count
         self.counters.drop("overflow", count)
 
     def lose_taken(self, count: int, reason: str = "error") -> None:
-        """Count messages as never handled that were counted as taken before."""
+        """Count messages as lost that were counted as taken before."""
         note_loss(self)
         if self.backed and reason == "closed":
             self.stored += count
@@ -493,7 +513,7 @@ class Worker:
         self.counters.drop(reason, count)
 
     def leave(self, count: int) -> None:
-        """Count messages, taken before, that the module failed at and that a durable source keeps."""
+        """Count messages, taken before, at which the module failed and that their durable source keeps."""
         if count:
             note_loss(self)
             self.stored += count
@@ -510,7 +530,7 @@ class Worker:
         except _Abandoned:
             log.warning("module %r, which had been given up, came back; it gets no further call", self.name)
         except Exception:
-            if self.life is not Life.ABANDONED:  # then what it counts with is closed
+            if self.life is not Life.ABANDONED:  # the counters of an abandoned worker are closed
                 raise
         finally:
             if self._loop is not None:
@@ -520,13 +540,13 @@ class Worker:
 
     def _turn(self) -> None:
         if self._orders:
-            self._obey()
+            self._run_orders()
         elif self.after is not None and (self.queue.closed or self.queue.queued == 0):
             self.after()
             self.life = Life.ENDED
         elif self.life in (Life.RUNNING, Life.FAILED):
             try:
-                self._handle(self._read())  # not kept here: a waiting worker holds no message
+                self._handle(self._read())  # no local name: a waiting worker must not keep messages alive
             except ClosedError:
                 self.life = Life.QUIET
             except _Abandoned:
@@ -541,12 +561,12 @@ class Worker:
             self._woken.clear()
 
     def _hold(self) -> None:
-        """Carry out orders alone while it is paused, or between two modules."""
+        """While it is paused, or its module is being replaced, only carry out orders."""
         held, self.busy_since = self.busy_since is not None, None
         self._holding = True
         while (self.paused or self.between) and not self.over:
             if self._orders:
-                self._obey()
+                self._run_orders()
             else:
                 self._woken.wait()
                 self._woken.clear()
@@ -554,7 +574,7 @@ class Worker:
         if held:
             self.busy_since = time.monotonic()
 
-    def _obey(self) -> None:
+    def _run_orders(self) -> None:
         while self._orders:
             if self.life is Life.ABANDONED:
                 raise _Abandoned
@@ -563,8 +583,9 @@ class Worker:
             self._hold()
 
     def wait_to_restart(self, seconds: float) -> bool:
-        """Wait before a failed module is made anew, on the worker's thread; whether it is to end instead. A
-        replacement by somebody else ends the wait."""
+        """Wait before a restart, on the worker's thread; returns whether the worker has to end instead. A replacement
+        by the user ends the wait.
+        """
         deadline = Deadline(seconds)
         while not deadline.passed and not self.ending.is_set():
             order = next((order for order in list(self._orders) if order.in_backoff), None)
@@ -579,8 +600,8 @@ class Worker:
         return self.ending.is_set()
 
     def take_over(self, left: Sequence[tuple[GatewayMessage, int]]) -> None:
-        """Hand what the process of the module before had not handled to this one, before any other."""
-        waiting = sorted(one for one in self.aside if not one.tries)  # of the module before that one
+        """Pass the unhandled messages of the previous process to this module, before any other message."""
+        waiting = sorted(one for one in self.aside if not one.tries)  # left by an even earlier process
         first = [*left, *((one.message, 1) for one in waiting)]
         self.aside = [one for one in self.aside if one.tries]
         self.aside += [Aside(0.0, number_aside(), tries - 1, message) for message, tries in first]
@@ -593,7 +614,7 @@ class Worker:
         if self.aside:
             self._retry_due()
             if self._orders:
-                return ()  # what comes next may have to wait for what is left aside
+                return ()  # the next messages may have to wait for those put aside
             wait_s = max(0.0, self.aside[0].due_s - time.monotonic()) if self.aside else 0.0
             if self._receive_again is not None and len(self.aside) >= MAX_ASIDE:
                 self._pause(wait_s)
@@ -601,12 +622,12 @@ class Worker:
         if self._loop is None:
             return self.queue.read_many(BATCH, wait_s)
         batch = self.queue.read_many(BATCH, 0)
-        if not batch and not self._orders:  # the module's own tasks go on meanwhile
+        if not batch and not self._orders:  # let the module's own tasks run meanwhile
             self._loop.run_until_complete(readable(self.queue.fileno(), wait_s))
         return batch
 
     def _handle(self, batch: Sequence[GatewayMessage]) -> None:
-        """Each message to the module; a failure costs that message alone."""
+        """Pass each message to the module; a failure costs only that message."""
         if not batch:
             return
         if self.special:
@@ -621,11 +642,13 @@ class Worker:
         self.count()
 
     def count(self) -> None:
-        """Bring the counters up to now; by any thread, so that a slow module's count moves within a batch too. A module
-        that gets nothing counts what it publishes."""
+        """Update the counters. Any thread may do so, so that the count of a slow module moves during a batch too. A
+        module without input counts what it publishes.
+        """
         with self._counting:
-            handled, taken = self.handled, self.taken  # in this order: no more are handled than were taken
-            self._counted_handled = max(self._counted_handled, handled)  # a look in the midst of a hand-over is off
+            handled, taken = self.handled, self.taken  # read in this order, so that never more are handled than taken
+            # the figure may be off while messages are being passed to the process
+            self._counted_handled = max(self._counted_handled, handled)
             delivered, size = self._counted_handled, self.queue.delivered_bytes
             if not taken and not self.queue.ledger.matched:
                 ports = [output.port for output in self.own_outputs]
@@ -651,7 +674,8 @@ class Worker:
                 self._receive_many(batch)
             except BaseException as error:
                 if keeps:
-                    self._fail("receive", error)  # the next process gets them, or they are counted where that ends
+                    # the next process gets them, or they are counted as lost when there is none
+                    self._fail("receive", error)
                 else:
                     self._batch_failed(batch, error)
             self._handing_over = 0
@@ -660,7 +684,7 @@ class Worker:
             orders, receive, special = self._orders, self._receive, self.special
             for message in batch:
                 if orders:
-                    self._obey()
+                    self._run_orders()
                     self._catch_up()
                     receive = self._receive
                     if self.life is not Life.RUNNING:
@@ -681,19 +705,19 @@ class Worker:
         self.busy_since = None
 
     def _catch_up(self) -> None:
-        """In the midst of a batch: hand over first what a replaced module's process has left."""
+        """During a batch, if the module was replaced: first pass on the unhandled messages of its old process."""
         if not self.aside or self.aside[0].tries:
             return
         while self.aside and not self.aside[0].tries and self.life is Life.RUNNING:
             self._retry_due()
-            self._obey()
+            self._run_orders()
         self.doing, self.busy_since = "receive", time.monotonic()
         self._receiving(self._ident)
 
     # ---- messages that fail
 
     def _still_wanted(self, batch: Sequence[GatewayMessage]) -> Sequence[GatewayMessage]:
-        """Give the links' bounds their room back; leave out what has waited too long."""
+        """Release the space of the links' bounds; leave out messages that have expired."""
         kept = []
         for message in batch:
             joint = self.joints.get(message.id)
@@ -706,7 +730,7 @@ class Worker:
         return kept
 
     def _has_expired(self, message: GatewayMessage) -> bool:
-        """Whether it has waited longer than its link allows; it is counted then, and is not to be handled."""
+        """Whether it has waited longer than its link allows. If so, it is counted here and must not be handled."""
         joint = self.joints.get(message.id)
         ttl_s = joint.options.ttl_s if joint is not None else None
         if ttl_s is None or time.time_ns() - message.timestamp_ns <= ttl_s * 1e9:
@@ -715,7 +739,7 @@ class Worker:
         return True
 
     def _expiries(self, messages: Sequence[GatewayMessage]) -> list[int | None] | None:
-        """Until when each of them may be handled, for the module's process; None: all of them for ever."""
+        """Until when each of them may be handled, for the module's process; None: no limit for any."""
         if not self.special:
             return None
         ttls = [self._options_of(message).ttl_s for message in messages]
@@ -727,8 +751,10 @@ class Worker:
         ]
 
     def _is_tried_again(self, message: GatewayMessage, error: BaseException, tries: int) -> bool:
-        """What becomes of a message that failed for the ``tries``-th time, whatever the loader: False where it is
-        given up (to the error link, or lost), kept by its source, or nobody is there to try it; it is counted then."""
+        """Decide about a message that failed for the ``tries``-th time, for any loader: True if it will be tried again.
+        False if it is given up (to the error link, or lost), left to its source, or cannot be tried; then it is counted
+        here.
+        """
         options = self._options_of(message)
         most = options.max_tries
         if options.delivery is not Delivery.AT_LEAST_ONCE or (most is not None and tries >= most):
@@ -761,14 +787,15 @@ class Worker:
 
     def _take_back(self) -> None:
         while self.given_back:
-            message, tries, error = self.given_back[0]  # there until it is put aside: whoever waits for it looks here
+            # stays here until it is put aside: marks that wait for it look here
+            message, tries, error = self.given_back[0]
             if self._is_tried_again(message, error, tries):
                 self._put_aside(message, tries, number_aside())
             self.given_back.popleft()
 
     def _retry_due(self) -> None:
         while self.aside and self.aside[0].due_s <= time.monotonic() and self.life is Life.RUNNING and not self._orders:
-            one = self.aside[0]  # there until it is handled: whoever waits for it looks here
+            one = self.aside[0]  # stays here until it is handled: marks that wait for it look here
             if self._has_expired(one.message):
                 heapq.heappop(self.aside)
                 continue
@@ -787,21 +814,24 @@ class Worker:
             self._receiving(0)
             self.resent += 1
             self.counters.add("redelivered")
-            if self.aside and self.aside[0] is one:  # else it was left or lost meanwhile, and counted
+            # otherwise it was left to its source or lost meanwhile, and counted
+            if self.aside and self.aside[0] is one:
                 if failed is not None and self._is_tried_again(one.message, failed, one.tries + 1):
                     self._put_aside(one.message, one.tries + 1, one.number)
-                heapq.heappop(self.aside)  # last: whoever waits for it finds it here, or its dead letter in a queue
+                # removed last, so that a mark always finds the message here or its dead letter in a queue
+                heapq.heappop(self.aside)
             self.busy_since = None
 
     def _retry_here(self, message: GatewayMessage, error: BaseException, options: LinkOptions) -> None:
-        """Try again until it is handled or given up; those behind it wait."""
+        """Try it again until it is handled or given up; later messages wait."""
         tries = 1
         while True:
             self.busy_since = None
             self._wait_for_try(backoff_s(options, tries), [message])
             if not self._is_tried_again(message, error, tries) or self._has_expired(message):
                 return
-            if not options.ordered and len(self.aside) < MAX_ASIDE:  # there is room again: those behind it go on
+            # there is room to put it aside again, so that later messages need not wait
+            if not options.ordered and len(self.aside) < MAX_ASIDE:
                 heapq.heappush(self.aside, Aside(time.monotonic(), number_aside(), tries, message))
                 return
             tries += 1
@@ -817,7 +847,9 @@ class Worker:
                 return
 
     def _batch_failed(self, batch: Sequence[GatewayMessage], error: BaseException) -> None:
-        """What must be delivered is tried again, together, until it is, or for its link's ``max_tries``."""
+        """A batch failed: messages of at_least_once links are tried again together, until they are handled or for
+        ``max_tries``.
+        """
         self._fail("receive", error)
         left, tries = list(batch), 1
         while left := [message for message in left if self._is_tried_again(message, error, tries)]:
@@ -825,7 +857,7 @@ class Worker:
             self._wait_for_try(backoff_s(self._options_of(left[0]), tries), left)
             left = [message for message in left if self._is_tried_again(message, error, tries)]
             left = [message for message in left if not self._has_expired(message)]
-            if self._receive_many is None:  # it was replaced by one that takes them one by one
+            if self._receive_many is None:  # it was replaced by a module without ``receive_many``
                 for message in left:
                     self._put_aside(message, tries, number_aside())
                 return
@@ -842,8 +874,9 @@ class Worker:
                 self._fail("receive", again)
 
     def _wait_for_try(self, seconds: float, messages: Sequence[GatewayMessage]) -> None:
-        """Wait before the next try of ``messages``, or until one of them is not tried again. Orders, and tries of those
-        put aside, are carried out meanwhile."""
+        """Wait before the next try of ``messages``, or until one of them will not be tried again. Meanwhile orders are
+        carried out and messages put aside are tried.
+        """
         ids = {message.id for message in messages}
         deadline = Deadline(seconds)
         self.retrying = True
@@ -854,9 +887,9 @@ class Worker:
             and ids.isdisjoint(self.lets_go)
         ):
             if not self._orders:
-                self._retry_due()  # those put aside do not wait for this one
+                self._retry_due()  # messages put aside do not wait for this one
             if self._orders:
-                self._obey()
+                self._run_orders()
             else:
                 wait_s = deadline.left_s or 0.0
                 if self.aside:
@@ -867,17 +900,17 @@ class Worker:
         self.retrying = False
 
     def _pause(self, seconds: float) -> None:
-        """Wait before the next try; orders are carried out meanwhile."""
+        """Wait before the next try; meanwhile orders are carried out."""
         deadline = Deadline(seconds)
         while not deadline.passed and not self.ending.is_set():
             if self._orders:
-                self._obey()
+                self._run_orders()
             else:
                 self._woken.wait(deadline.left_s)
                 self._woken.clear()
 
     def _give_up(self, message: GatewayMessage, error: BaseException, tries: int) -> None:
-        """A dead letter to the output ``error``; where nobody is linked to it, the message is lost."""
+        """Send a dead letter to the output ``error``; if nothing is linked to it, the message is lost."""
         output = self.outputs.get(ERROR)
         if output is None or all(sink.queue.closed for sink in list(output.sinks)):
             self._count_given_up()
@@ -895,7 +928,7 @@ class Worker:
             log.exception("module %r: a dead letter was refused", self.name)
 
     def _count_given_up(self) -> None:
-        """Lost, as its link says: its source is not to send it once more (no loss is noted)."""
+        """Count it as lost. Its link allows that, so its source must not send it again (no loss is noted)."""
         self.lost += 1
         self.counters.drop("error")
 
@@ -962,7 +995,7 @@ class Worker:
         if not isinstance(error, EndedByFailure):
             self.count_failure()
         if isinstance(error, ClosedError) and self.queue.closed:
-            return  # it was told to quit in the midst of a publish
+            return  # it was ordered to end while it was publishing
         try:
             self._on_failure(self, step, error)
         except Exception:
@@ -971,7 +1004,7 @@ class Worker:
 
 
 def _keeps(output: Output, joint: Joint) -> bool:
-    """Whether the source of a link keeps what it gave until it was handled."""
+    """Whether the source of a link keeps its messages until they were handled."""
     return joint.options.delivery is Delivery.AT_LEAST_ONCE and output.worker.is_durable
 
 

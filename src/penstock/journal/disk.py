@@ -22,6 +22,7 @@ class Disk:
     """The system's files. Subclasses see every change, the writer's commits included (``native`` is False then)."""
 
     native = True  # the writer makes its system calls itself
+    for_copies = False  # whether it may write into a directory that is a copy of a stream
 
     def create(self, path: Path, mode: int = 0o600) -> int:
         """A new file for reading and writing; an old one of that name is emptied (only ``*.new`` and caches are)."""

@@ -148,7 +148,7 @@ class Follower(Subscriber):
         if self._asleep and self.position < self._journal.frontier:
             self._watch.wake()
 
-    def _there(self) -> Iterator[Message]:
+    def _available_messages(self) -> Iterator[Message]:
         self._check_open()
         frontier = self._journal.frontier
         while self.position < frontier and (message := self.read(0)) is not None:
@@ -374,7 +374,7 @@ class JournalPublisher(Publisher):
         """Release the journal; the last publisher of a directory closes it."""
         self._closed = True
         if self._books.close():
-            _give(self._journal)
+            _release_shared(self._journal)
 
 
 # journals that publishers of this process share, and how many publishers use each
@@ -402,7 +402,7 @@ def share(directory: str, options: dict[str, Any]) -> Journal:
         return journal
 
 
-def _give(journal: Journal) -> None:
+def _release_shared(journal: Journal) -> None:
     with _guard:
         path = next((path for path, (shared, _) in _shared.items() if shared is journal), None)
         if path is None:

@@ -50,7 +50,7 @@ MAX_KIND = 65535
 QUEUE_KIND = 1  # kind of the journal's own state records
 
 
-def _utf8(path: Path) -> str:
+def utf8_path(path: Path) -> str:
     """A path for the native core, whatever the locale."""
     try:
         return os.fsencode(path).decode()
@@ -87,7 +87,7 @@ class Journal(Reading):
         if not 0 < max_message_bytes <= 512 << 20:
             raise InvalidArgument(f"max_message_bytes={max_message_bytes} must be 1 to {512 << 20}")
         self.directory = Path(directory)
-        place = _utf8(self.directory)
+        place = utf8_path(self.directory)
         if mode == "write" and self._refused_in_replay:
             refuse_if_replayed(f"journal {self.directory} (opened for writing)")
         self.mode = mode
@@ -153,7 +153,7 @@ class Journal(Reading):
             self.recovery = found.report
             self._open_frontier(found)
             disk = None if self._disk.native else self._disk
-            place = _utf8(self.directory.absolute())  # so that the monitor can find it from another process
+            place = utf8_path(self.directory.absolute())  # so that the monitor can find it from another process
             self.writer = native.Writer(
                 self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk, place
             )

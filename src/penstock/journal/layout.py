@@ -23,6 +23,7 @@ LOCK_NAME: Final = "lock"
 READERS_NAME: Final = "readers"
 FRONTIER_NAME: Final = "frontier"
 CHANNEL_NAME: Final = "channel"
+REPLICA_NAME: Final = "replica"  # only in a directory that is a copy of a stream
 FRONTIER_BYTES: Final = 4096
 SEGMENT_HEADER_BYTES: Final = 4096
 BLOCK_BYTES: Final = 65536

@@ -48,7 +48,7 @@ class WriterLock:
                 os.close(self._file)
                 raise RefusedError(
                     f"journal {directory} is being written by process {pid or 'that has just ended'}; "
-                    "open it with mode='read'"
+                    "others may only read it"
                 ) from None
             _held[self._key] = os.getpid()
 

@@ -3,6 +3,8 @@
 Rules:
 
 - A directory with entries but no marker, or of another version, is refused untouched.
+- A directory that is a copy of a stream (``replica`` is in it) is written from that stream alone: what others would add
+  there is not on the stream.
 - Only the last segment is read. Intact batches past the frontier are written again and synced before they are served:
   after a failed sync, pages can be read correctly although they are not on disk.
 - A file that others may have mapped is never truncated: after a torn tail or damage a new segment is begun.
@@ -95,6 +97,8 @@ def prepare(directory: Path, disk: Disk, identity: uuid.UUID | None = None) -> t
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_owner(directory)
+    if not disk.for_copies:
+        _refuse_copy(directory)
     marker = directory / layout.MARKER_NAME
     if not marker.exists():
         ours = (layout.LOCK_NAME, layout.READERS_NAME)
@@ -116,6 +120,15 @@ def prepare(directory: Path, disk: Disk, identity: uuid.UUID | None = None) -> t
     except BaseException:
         lock.release()
         raise
+
+
+def _refuse_copy(directory: Path) -> None:
+    mark = directory / layout.REPLICA_NAME
+    if mark.exists():
+        raise RefusedError(
+            f"{directory} is a copy of a replicated broker's log: write through that broker "
+            f"({command('broker', directory, '--store')} ADDRESS), or remove {mark} to make it a journal of its own"
+        )
 
 
 def read_frontier(directory: Path, identity: uuid.UUID) -> layout.Frontier | None:
@@ -170,6 +183,8 @@ def recover(directory: Path, identity: uuid.UUID, disk: Disk, *, refuse_damage: 
 
 def mended_by(directory: Path | str) -> str:
     """What to do about damage, for error texts."""
+    if (Path(directory) / layout.REPLICA_NAME).exists():
+        return f"{command('replica', directory, '--store')} ADDRESS fetches what is damaged"
     return f"{command('journal', 'repair', directory)} keeps all that is whole"
 
 
@@ -308,10 +323,12 @@ def write_caches(
     disk: Disk,
     *,
     sealed: bool,
+    damaged: list[str] | None = None,
 ) -> int:
     """Rebuild the index and the block sums from the log; returns the running sum of the last, unfinished block.
 
-    Written in place: a reader that has them mapped sees the same bytes or the correct ones.
+    Written in place: a reader that has them mapped sees the same bytes or the correct ones. The names of those that
+    were missing or wrong are added to ``damaged``; one that is only short is neither.
     """
     end = scan["end"]
     sums = native.block_sums(data, end)
@@ -324,6 +341,8 @@ def write_caches(
     for suffix, content in contents.items():
         path = directory / layout.segment_name(*segment, suffix)
         old = _old_cache(path)
+        if damaged is not None and (old is None or not content.startswith(old[: len(content)].rstrip(b"\0"))):
+            damaged.append(path.name)
         if old is not None and not sealed and old[: len(content)] == content and not any(old[len(content) :]):
             continue
         # the file's size says how many entries it has: the segment was sealed inside of a group
@@ -403,9 +422,10 @@ def seal_segment(
     scan: dict[str, Any],
     following: int,
     disk: Disk,
+    damaged: list[str] | None = None,
 ) -> None:
     """Sync the caches, then write the seal. All of it can be rebuilt from the log."""
-    write_caches(directory, segment, header, data, scan, disk, sealed=True)
+    write_caches(directory, segment, header, data, scan, disk, sealed=True, damaged=damaged)
     count = len(scan["index"]) // layout.INDEX_ENTRY_BYTES
     times = (scan[name] for name in ("least_time_ns", "greatest_time_ns", "least_stored_ns", "greatest_stored_ns"))
     seal = layout.Seal(scan["end"], following, count, *(times if count else (0, 0, 0, 0)))

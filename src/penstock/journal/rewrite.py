@@ -48,6 +48,7 @@ def rewrite(directory: Path, source: Source, kept: bytes, flags: int, disk: Disk
     count = len(index) // layout.INDEX_ENTRY_BYTES
     summary = native.summarise(index, header.nonce)
     seal = layout.Seal(end, source.following, count, *times_of(summary))
+    # Block sums are computed before the seal is put in, as the writer does: it counts as zeros in them.
     whole = bytearray(header.encode() + body)
     sums = [zlib.crc32(whole[at : at + layout.BLOCK_BYTES]) for at in range(0, end, layout.BLOCK_BYTES)]
     whole[layout.SEAL_OFFSET : layout.SEAL_OFFSET + layout.SEAL_BYTES] = header.encode_seal(seal)
@@ -59,6 +60,7 @@ def rewrite(directory: Path, source: Source, kept: bytes, flags: int, disk: Disk
     }
     for suffix, content in contents.items():
         disk.write_file(directory / layout.segment_name(header.first, header.revision, suffix), content)
+    # The new revision must be on disk before the old one is removed.
     disk.sync_directory(directory)
     remove_segment(directory, header.first, source.revision, disk)
 

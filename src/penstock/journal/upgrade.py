@@ -116,6 +116,7 @@ def _convert(path: Path, name: tuple[int, int], limit: tuple[int, bool, int], st
     end = _old_end(data, nonce)
     for offset, header, content in _old_batches(data, nonce, end):
         first, messages = header[3], header[4]
+        # Batches past the beginning of the next segment were void in version 1 too.
         if first + (1 if messages else 0) > limit[0]:
             break
         records, position, words = [], first, b""
@@ -123,6 +124,7 @@ def _convert(path: Path, name: tuple[int, int], limit: tuple[int, bool, int], st
             if native.crc32c(raw[4:], native.crc32c(struct.pack("<QQ", nonce, position))) != record[0]:
                 raise _damaged(place, offset)
             words += raw[:4]
+            # Version 1 had one time per message; times of storing must never go back.
             stored_ns = max(stored_ns, record[12])
             records.append(_new_record(record, raw, stored_ns))
             position += record[2] == layout.KIND_MESSAGE

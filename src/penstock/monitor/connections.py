@@ -22,7 +22,7 @@ __all__ = ["Connection"]
 HEAD_S = 10.0
 STALLED_S = 10.0
 MAX_CONNECTIONS = 256
-#: What the system keeps of an answer that nobody reads; with its own choice, some megabytes a connection.
+#: The send buffer of a connection. The system's default may keep megabytes of an answer that nobody reads.
 SEND_BUFFER_BYTES = 64 << 10
 
 
@@ -45,7 +45,8 @@ class Connection(H11Protocol):
         if len(self.connections) > MAX_CONNECTIONS:
             others = [one for one in self.connections if isinstance(one, Connection) and not one.is_served]
             oldest = min(others, key=lambda one: one._quiet_since_s)
-            self.connections.discard(oldest)  # now: it is told of its end later, and others may come before that
+            # remove it now: its connection_lost comes later, and others may connect before that
+            self.connections.discard(oldest)
             oldest._cut_off()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -90,14 +91,14 @@ class Connection(H11Protocol):
         self._stalled = self.loop.call_later(STALLED_S, self._writing_goes_on, left)
 
     def _writing_goes_on(self, before: int) -> None:
-        """Cut the peer off if it took nothing since; a slow one goes on."""
+        """Cut the peer off if it has read nothing since; a slow one may go on."""
         if self.transport.get_write_buffer_size() >= before:
             self._cut_off()
         else:
             self._watch_writing()
 
     def _cut_off(self) -> None:
-        """End the connection with a reset: a plain end would leave what nobody reads with the system."""
+        """End the connection with a reset: after a normal close the system would keep the unread data."""
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._descriptor())) as same:
             same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()

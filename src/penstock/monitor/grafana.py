@@ -8,12 +8,12 @@ from penstock.observe.rates import READERS
 
 __all__ = ["dashboard"]
 
-#: A name means something in its room only: a bus and a channel in shared memory may have the same.
+#: A name is unique only within its room: a bus and a shared-memory channel may have the same.
 NAME = "{{room}} {{name}}"
 
 _LATENCY = 'sum by (le, room, name) (rate(penstock_latency_seconds_bucket{kind!="tail"}[5m]))'
 
-#: As on the page, what is handed to a program: not what a bus, a broker, a journal or a link passes on.
+#: As on the page: messages delivered to programs, not those that a bus, a broker, a journal or a link passes on.
 _DELIVERED = (
     f'penstock_delivered_total{{kind=~"{"|".join(READERS)}|pipeline"}}',
     'penstock_delivered_total{room="bus",kind="queue",name!~"gateway-[0-9a-f]{12}.*"}',  # those of modules: see below

@@ -62,7 +62,8 @@ def _buckets(counts: Sequence[int]) -> list[tuple[str, int]]:
 
 def _labels(look: Look) -> tuple[str, ...]:
     block = look.block
-    name = block.name.removeprefix("bus:") if block.room == "bus" else block.name  # of its handles as of the bus itself
+    # the handles of a bus get the name of the bus
+    name = block.name.removeprefix("bus:") if block.room == "bus" else block.name
     return (block.room, block.kind, name, str(block.pid), f"{block.index}.{block.taking}")
 
 

@@ -1,7 +1,7 @@
 """The counters as OpenTelemetry metrics, sent to a collector over HTTP (extra ``otel``).
 
 The SDK's own thread asks the watcher's newest state at each export; nothing of the watched programs is disturbed.
-Traces that follow a message are the programs' own: ``penstock.observe.trace``.
+Traces of single messages are made by the programs themselves: ``penstock.observe.trace``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def exporting(
     """Export to ``endpoint`` (such as ``http://127.0.0.1:4318``) until the context ends, which exports once more and
     waits for that for ``last_s``."""
     if not endpoint.startswith(("http://", "https://")):
-        raise InvalidArgument(f"{endpoint!r} is no collector's address: it begins with http:// or https://")
+        raise InvalidArgument(f"{without_secrets(endpoint)!r} is no collector's address: it begins with http:// or https://")
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader

@@ -34,7 +34,7 @@ def handle_record(look: Look) -> dict[str, Any]:
 
 
 def state_record(state: State, chosen: str = "") -> dict[str, Any]:
-    """The whole state of one look; the graph is that of the node ``chosen`` and its neighbours, if one is."""
+    """The whole state of one look; if a node is ``chosen``, the graph shows only that node and its neighbours."""
     processes = [
         {"pid": p.pid, "program": p.program, "command": p.command, "resident_bytes": p.resident_bytes,
          "threads": p.threads, "cores": round(state.processor.get(p.pid, 0.0), 3)}
@@ -51,13 +51,15 @@ def state_record(state: State, chosen: str = "") -> dict[str, Any]:
 
 
 class Changes:
-    """What a page that has seen the states before needs of the next one: what changed, and the keys that are gone."""
+    """The difference between two states for a page that has the earlier one: what changed, and the keys that are
+    gone.
+    """
 
     def __init__(self) -> None:
         self._sent: dict[str, dict[str, Any]] | None = None
 
     def of(self, record: dict[str, Any]) -> dict[str, Any]:
-        """``{"state": ..., "whole": bool, "gone": [keys]}``: the first is whole, later ones have what changed."""
+        """``{"state": ..., "whole": bool, "gone": [keys]}``: the first is complete, later ones contain only changes."""
         now = {handle["key"]: handle for handle in record["handles"]}
         before, self._sent = self._sent, now
         if before is None:
@@ -68,5 +70,5 @@ class Changes:
 
 
 def _fixed(handle: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Without how long an idle handle has been idle, which the page counts by itself."""
+    """The record without the idle time of an idle handle, which the page counts itself."""
     return {**handle, "reasons": []} if handle is not None and handle["health"] == "idle" else handle

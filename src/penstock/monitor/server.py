@@ -35,7 +35,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as MessageType
 
 from penstock import __version__
-from penstock.address import is_loopback
+from penstock.address import NETWORK, is_loopback, without_secrets
 from penstock.errors import InvalidArgument, PenstockError, RefusedError
 from penstock.monitor import actions, metrics, tail
 from penstock.monitor.grafana import dashboard
@@ -325,14 +325,14 @@ class _Api:
 
 def _check_is_open_here(address: str) -> None:
     """Refuse a host that nobody on this machine is connected to: a visitor could have ports tried out from here."""
-    if address.startswith(("tcp://", "broker://")):
+    if address.startswith(tuple(f"{scheme}://" for scheme in NETWORK)):
         host = _host_of(address)
         if host not in {_host_of(block.address) for block in live()}:
             raise RefusedError(f"{host}: nobody on this machine has it open")
 
 
 def _host_of(address: str) -> str:
-    return "/".join(address.partition("?")[0].split("/")[:3])
+    return "/".join(without_secrets(address).partition("?")[0].split("/")[:3])
 
 
 async def _bounded_body(request: Request) -> bytes | None:

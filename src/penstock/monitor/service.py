@@ -29,7 +29,7 @@ __all__ = ["Service"]
 
 log = logging.getLogger("penstock.monitor")
 
-#: Seconds between two looks: more often would take a core, more seldom would not be a monitor.
+#: Bounds of the seconds between two looks: more often would use a whole core, less often would show nothing live.
 EVERY_S = (0.01, 3600.0)
 
 
@@ -80,7 +80,7 @@ class Service:
         )  # fmt: skip
         if self._tls:
             try:
-                self._server.config.load()  # a certificate that cannot be read is told here, not in a thread
+                self._server.config.load()  # an unreadable certificate is reported here, not in a thread
             except OSError as error:  # of ssl too
                 self._socket.close()
                 raise InvalidArgument(f"the certificate {certificate} and key {key} cannot be used: {error}") from None
@@ -172,7 +172,7 @@ class _Server(uvicorn.Server):
 
 
 def _opened(path: Path | None) -> HistoryFile | None:
-    """The file, or None with a warning: the page is of use without a day of history."""
+    """Open the history file; None with a warning if that fails: the page works without it."""
     try:
         return HistoryFile(path) if path is not None else None
     except (OSError, sqlite3.Error) as error:

@@ -1,4 +1,4 @@
-"""NATS as a neighbour: ``nats://HOST:PORT/SUBJECT`` reads from and publishes to servers that people run already.
+"""NATS: ``nats://HOST:PORT/SUBJECT`` reads from and publishes to servers that people run already.
 
 Core NATS by default; JetStream where ``stream=`` (reading) or ``jetstream=true`` (publishing) is given. Headers are
 properties. Needs nats-py: ``pip install 'penstock[nats]'``. Several servers: ``nats://a:4222,b:4222/SUBJECT``.
@@ -52,7 +52,7 @@ def open_subscriber(
     """A subscriber for ``nats://HOST:PORT/SUBJECT``, which may have wildcards.
 
     ``queue``: share the messages with others of that group. ``stream``: read what a JetStream stream has stored; with
-    ``durable`` the server remembers under that name what was read, and gives again what was not.
+    ``durable`` the server remembers under that name what was read, and redelivers the rest.
     """
     from penstock.nats.connection import Access
     from penstock.nats.subscriber import Subscriber

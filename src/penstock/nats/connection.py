@@ -1,4 +1,4 @@
-"""Connection: a client of nats-py in a thread with its own event loop; other threads give it coroutines to run."""
+"""Connection: a client of nats-py in a thread with its own event loop; other threads pass it coroutines to run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import logging
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from penstock.address import places_of
 from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError
 from penstock.throttle import Throttle
 
@@ -24,7 +26,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Access:
-    """Where the servers are, and what they ask for."""
+    """The addresses of the servers, and the credentials."""
 
     host: str
     port: int
@@ -37,18 +39,11 @@ class Access:
     @property
     def places(self) -> list[tuple[str, int]]:
         """Host and port of each server."""
-        if "," not in self.host:
-            return [(self.host, self.port)]
-        found = []
-        for text in self.host.split(","):
-            name, _, port = text.rpartition(":")
-            known = name and port.isascii() and port.isdigit() and not text.endswith("]")
-            found.append((name, int(port)) if known else (text, self.port))
-        return [(name.removeprefix("[").removesuffix("]"), port) for name, port in found]
+        return places_of(self.host, self.port)
 
     @property
     def place(self) -> str:
-        """For messages to people."""
+        """The servers as text, for messages to the user."""
         return f"{self.host}:{self.port}"
 
     def options(self) -> dict[str, Any]:
@@ -77,7 +72,7 @@ def check_subject(subject: str, *, wildcards: bool) -> str:
 
 
 def headers_of(properties: Mapping[str, str] | None, timestamp_ns: int | None) -> dict[str, str] | None:
-    """Properties as headers. What a header cannot hold is refused, and so are names that mean something to a server."""
+    """Properties as headers. Refuses what a header cannot hold, and names that have a meaning for the server."""
     found = {}
     for name, value in (properties or {}).items():
         if not name or not name.isascii() or not name.isprintable() or set(name) & set(": "):
@@ -97,7 +92,7 @@ def headers_of(properties: Mapping[str, str] | None, timestamp_ns: int | None) -
 
 
 def properties_of(headers: Mapping[str, str] | None) -> tuple[dict[str, str], int | None]:
-    """Headers as properties, without those of the server; and the publisher's time, where it gave one."""
+    """Headers as properties, without those of the server; and the publisher's time, if there is one."""
     found = {name: value for name, value in (headers or {}).items() if not name.lower().startswith("nats-")}
     time_ns = found.pop(TIME_HEADER, "")
     known = time_ns.removeprefix("-").isdigit() and time_ns.isascii() and len(time_ns) < 20
@@ -105,15 +100,17 @@ def properties_of(headers: Mapping[str, str] | None) -> tuple[dict[str, str], in
 
 
 def _client_of(access: Access) -> Any:
-    """A client of nats-py. By itself it encrypts only where the server asks for it: one that offers no TLS, or somebody
-    on the way who says so, would get the credentials and the messages as they are."""
+    """A client of nats-py that insists on TLS. By itself nats-py encrypts only if the server asks for it: a server
+    without TLS, or an attacker in between, would get the credentials and the messages unencrypted.
+    """
     from nats.aio.client import Client
 
     class Encrypted(Client):  # type: ignore[misc, unused-ignore]
         def _connect_command(self) -> bytes:
             if not self._server_info.get("tls_required"):
                 said = f"the NATS server at {access.place} offers no TLS; nothing was sent to it"
-                raise OSError(said) if self.is_reconnecting else RefusedError(said)  # the first time nobody waits
+                # the first connection fails at once, a reconnect tries again
+                raise OSError(said) if self.is_reconnecting else RefusedError(said)
             command: bytes = super()._connect_command()
             return command
 
@@ -132,6 +129,9 @@ class Connection:
         self.closed = False
         self._refuse_nobody()
         self._throttle = Throttle(log)
+        self._connected = False  # for the first time
+        self._leaving = False
+        self._error = ""  # the last one of connecting
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-nats", daemon=True)
         self._thread.start()
@@ -139,31 +139,54 @@ class Connection:
         try:
             self.run(
                 client.connect(
-                    **access.options(), max_reconnect_attempts=-1, allow_reconnect=True, error_cb=self._note_error,
-                    name="penstock",
+                    **access.options(), max_reconnect_attempts=-1, allow_reconnect=True, name="penstock",
+                    error_cb=self.note_error, disconnected_cb=self._note_loss, reconnected_cb=self._note_return,
                 ),
                 access.timeout,
             )  # fmt: skip
+            self._connected = True
         except BaseException:
             self.close()
             raise
 
     def _refuse_nobody(self) -> None:
-        """nats-py would try for ever: where no server listens, that is told at once."""
+        """nats-py would try for ever: where no server listens, or something else does, that is told at once."""
         problem: OSError | None = None
+        deadline = time.monotonic() + self.access.timeout
         for host, port in self.access.places:
             try:
-                socket.create_connection((host, port), self.access.timeout).close()
+                with socket.create_connection((host, port), max(0.1, deadline - time.monotonic())) as probe:
+                    greeting = b""
+                    with contextlib.suppress(TimeoutError):
+                        greeting = probe.recv(256)
+                    if greeting.startswith(b"-ERR"):  # of too many connections
+                        raise ConnectionError(greeting.decode(errors="replace").strip())
+                    if not greeting.startswith(b"I"):  # INFO
+                        raise ConnectionError("what listens there does not greet as one")
                 return
             except OSError as error:
                 problem = error
         raise ConnectionError(f"no NATS server answers at {self.access.place}: {problem}") from None
 
-    async def _note_error(self, error: Exception) -> None:
-        self._throttle.log(logging.WARNING, "nats://%s: %s", self.access.place, str(error) or type(error).__name__)
+    async def note_error(self, error: Exception) -> None:
+        """Tell it. While nats-py connects for the first time: keep it, or end that where trying on is of no use."""
+        self._error = str(error) or type(error).__name__
+        if not self._connected:
+            if "authorization" in self._error.lower():
+                raise RefusedError(f"nats://{self.access.place} does not let this client in: {self._error}")
+        elif "EOF" not in self._error:  # which `_note_loss` tells
+            trying = "" if self.client.is_connected else "; trying on"
+            self._throttle.log(logging.WARNING, "nats://%s: %s%s", self.access.place, self._error, trying)
+
+    async def _note_loss(self) -> None:
+        if self._connected and not self._leaving:
+            log.warning("nats://%s: the connection was lost; connecting again", self.access.place)
+
+    async def _note_return(self) -> None:
+        log.warning("nats://%s: connected again", self.access.place)
 
     def run(self, work: Coroutine[Any, Any, Result], timeout: float | None) -> Result:
-        """Run it in the loop, and wait for it. Errors of nats-py become the usual ones."""
+        """Run a coroutine in the loop and wait for it. Errors of nats-py become the usual ones."""
         import nats.errors
 
         if self.closed:
@@ -174,7 +197,8 @@ class Connection:
             return future.result(timeout)
         except (TimeoutError, nats.errors.TimeoutError):
             future.cancel()
-            raise TimeoutError(f"nats://{self.access.place} did not answer within {timeout:g} s") from None
+            why = f": {self._error}" if self._error and not self.client.is_connected else ""
+            raise TimeoutError(f"nats://{self.access.place} did not answer within {timeout:g} s{why}") from None
         except CancelledError:
             raise ClosedError("this handle was closed") from None
         except nats.errors.ConnectionClosedError:
@@ -185,7 +209,7 @@ class Connection:
             raise ConnectionError(f"no NATS server answers at {self.access.place}: {error}") from None
 
     def call_soon(self, function: Callable[[], Any]) -> None:
-        """In the loop's thread, soon."""
+        """Call a function in the loop's thread, soon."""
         with contextlib.suppress(RuntimeError):  # it was closed
             self._loop.call_soon_threadsafe(function)
 
@@ -204,6 +228,7 @@ class Connection:
         self._loop.close()
 
     async def _leave(self) -> None:
+        self._leaving = True
         with contextlib.suppress(Exception):
             await self.client.flush(2)
         await self.client.close()

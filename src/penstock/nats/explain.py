@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from penstock.address import Address, convert
+from penstock.address import Address, convert, option_names
 from penstock.errors import PenstockError
 from penstock.finding import Finding
 from penstock.nats import open_subscriber
@@ -17,7 +17,8 @@ ANSWER_S = 2.0
 
 def explain(parts: Address) -> Iterator[Finding]:
     """Whether a server answers there, lets this user in and takes the subscription."""
-    options = convert(parts.options, open_subscriber, parts.text)
+    known = {name: text for name, text in parts.options.items() if name in option_names(open_subscriber)}
+    options = convert(known, open_subscriber, parts.text)
     options = {**options, "timeout": min(ANSWER_S, options.get("timeout", ANSWER_S)), "durable": ""}
     try:
         with open_subscriber(replace(parts, topic=parts.topic or ">"), **options):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock._core import Batch, Draft, Message
     from penstock.channel import Buffer
 
-UNDER_WAY = 256  # messages that wait for their stream's confirmation
+UNDER_WAY = 256  # most messages that wait for their stream's confirmation
 Headers = dict[str, str] | None
 
 
@@ -104,8 +104,14 @@ class Publisher(channel.Publisher):
 
     async def _publish(self, items: list[tuple[bytes, Headers]]) -> None:
         if self._jetstream is not None:
+            from nats.js.errors import NoStreamResponseError
+
             sent = [self._jetstream.publish(self.subject, data, headers=headers) for data, headers in items]
-            await asyncio.gather(*sent)
+            try:
+                await asyncio.gather(*sent)
+            except NoStreamResponseError:
+                said = f"no stream takes the subject {self.subject}: make one, or publish without jetstream=true"
+                raise RefusedError(said) from None
             return
         client = self._connection.client
         for data, headers in items:
@@ -113,7 +119,7 @@ class Publisher(channel.Publisher):
         await client.flush(self._access.timeout)
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
-        """Wait for the connection alone: a NATS server does not tell who subscribes."""
+        """Wait for the connection only: a NATS server does not say who subscribes."""
         check_subscribers(subscribers)
         end = None if timeout is None else time.monotonic() + (check_timeout(timeout) or 0)
         while not self._connection.client.is_connected:
@@ -153,7 +159,7 @@ class Publisher(channel.Publisher):
 
 
 def _bytes(data: Any) -> bytes:
-    """A copy. A text, or a number, which ``bytes`` would take for a size, has no buffer and is refused."""
+    """A copy of the bytes. Refuses a text, and a number, which ``bytes`` would take as a size."""
     try:
         return bytes(memoryview(data))
     except TypeError:

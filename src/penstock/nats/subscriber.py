@@ -1,14 +1,16 @@
 """Subscriber of a subject: messages wait in a bounded buffer that the loop's thread fills.
 
-Core NATS: what finds the buffer full is dropped and counted, as the protocol knows no back-pressure. JetStream: as many
-are fetched as there is room for, and those that were read are acknowledged with the next read, or by ``close`` when the
-block was left without an error. Any thread.
+Core NATS: messages that find the buffer full are dropped and counted, as the protocol knows no back-pressure.
+JetStream: as many are fetched as there is room for, and those that were read are acknowledged with the next read, or by
+``close`` when the block was left without an error; ``close`` gives the others back. Any thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
 import os
 import select
 import threading
@@ -19,12 +21,15 @@ from typing import Any
 from penstock import channel
 from penstock._core import Counters, Message
 from penstock.channel import Deadline, Ledger
-from penstock.errors import ClosedError, InvalidArgument
+from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.nats.connection import Access, Connection, check_subject, properties_of
+from penstock.topics import overlap
 
 MAX_WAITING, MAX_WAITING_BYTES = 65_536, 64 << 20
 FETCH, FETCH_S = 256, 1.0
 RETRY_S = 0.5
+GIVE_BACK_S = 5.0
+HEARTBEAT, NO_MESSAGES, EXPIRED = "100", "404", "408"  # what a server says of a request for messages
 
 
 class Subscriber(channel.Subscriber):
@@ -40,13 +45,14 @@ class Subscriber(channel.Subscriber):
         self._final: Ledger | None = None
         self._waiting: deque[Message] = deque()
         self._bytes = 0
-        self._unacknowledged: list[Any] = []  # of JetStream, read and not acknowledged yet
+        self._unacknowledged: list[Any] = []  # messages of JetStream that were read and not acknowledged yet
         self._count = 0
         self._lock = threading.Lock()
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._failure: Exception | None = None
         self._failed = False  # the block was left by an error
         self._jetstream = bool(stream)
+        self._refused = ""  # why the last request for messages was
         try:
             self._connection = Connection(access)
             try:
@@ -65,30 +71,72 @@ class Subscriber(channel.Subscriber):
             await client.subscribe(self.subject, queue=queue, cb=self._arrived)
             await client.flush()
             return
-        found = await client.jetstream().pull_subscribe(self.subject, durable=durable or None, stream=stream)
-        self._fetching = asyncio.create_task(self._fetch(found))
+        self._consumer = stream, await self._open_consumer(stream, durable)
+        self._inbox = client.new_inbox()
+        self._pulled = await client.subscribe(f"{self._inbox}.*", cb=self._answered)
+        self._pulling = asyncio.create_task(self._pull(f"$JS.API.CONSUMER.MSG.NEXT.{'.'.join(self._consumer)}"))
 
-    async def _fetch(self, subscription: Any) -> None:
-        import nats.errors
+    async def _open_consumer(self, stream: str, durable: str) -> str:
+        """The name of the stream's consumer, which is made where it is not there."""
+        from nats.js.api import ConsumerConfig
+        from nats.js.errors import NotFoundError
 
-        while True:
-            room = min(FETCH, MAX_WAITING - len(self._waiting))
-            if room <= 0 or self._bytes > MAX_WAITING_BYTES:
+        jetstream = self._connection.client.jetstream(timeout=self._connection.access.timeout)
+        if durable:
+            with contextlib.suppress(NotFoundError):
+                await jetstream.consumer_info(stream, durable)
+                return durable
+        try:
+            config = (await jetstream.stream_info(stream)).config
+        except NotFoundError:
+            raise RefusedError(f"nats://{self._connection.access.place} has no stream {stream}") from None
+        elsewhere = config.sources or config.mirror or config.subject_transform  # its messages have other subjects
+        if not elsewhere and not any(overlap(self.subject, taken) for taken in config.subjects or ()):
+            taken = ", ".join(config.subjects or ())
+            raise RefusedError(f"stream {stream} never has {self.subject}: its subjects are {taken}")
+        wanted = ConsumerConfig(durable_name=durable or None, filter_subject=self.subject)
+        return str((await jetstream.add_consumer(stream, wanted)).name)
+
+    async def _pull(self, subject: str) -> None:
+        """Ask for messages while there is room for them, one request at a time."""
+        from nats.errors import ConnectionClosedError
+
+        for number in itertools.count():
+            while (room := MAX_WAITING - len(self._waiting)) <= 0 or self._bytes > MAX_WAITING_BYTES:
                 await asyncio.sleep(0.01)
-                continue
+            self._request, self._due, self._over = f"{self._inbox}.{number}", min(FETCH, room), asyncio.Event()
+            question = {"batch": self._due, "expires": int(FETCH_S * 1e9)}
             try:
-                for message in await subscription.fetch(room, FETCH_S):
-                    await self._arrived(message)
-            except (TimeoutError, nats.errors.TimeoutError):
+                await self._connection.client.publish(subject, json.dumps(question).encode(), reply=self._request)
+                await asyncio.wait_for(self._over.wait(), 2 * FETCH_S)  # it may be lost with a connection
+            except TimeoutError:
                 continue
-            except nats.errors.ConnectionClosedError:
+            except ConnectionClosedError:
                 return
-            except Exception as error:  # a stream that was deleted, a server that is choosing a leader
-                await self._connection._note_error(error)
+            except Exception as error:
+                self._refused = str(error) or type(error).__name__
+            if self._refused:  # the stream may have been deleted, or the servers are choosing a leader
+                await self._connection.note_error(RefusedError(self._refused))
+                self._refused = ""
                 await asyncio.sleep(RETRY_S)
 
+    async def _answered(self, message: Any) -> None:
+        """A message that was asked for, or what ends a request: its time is over, or it is refused."""
+        if message.subject.startswith(self._inbox):
+            status = (message.headers or {}).get("Status", "")
+            if message.subject == self._request and status != HEARTBEAT:
+                if status not in (NO_MESSAGES, EXPIRED):
+                    said = (message.headers or {}).get("Description") or "nobody answers for it"
+                    self._refused = f"the consumer of {self._consumer[0]}: {said} ({status})"
+                self._over.set()
+            return
+        await self._arrived(message)
+        self._due -= 1
+        if self._due <= 0:
+            self._over.set()
+
     async def _arrived(self, message: Any) -> None:
-        """In the loop's thread."""
+        """Store a message; runs in the loop's thread."""
         properties, time_ns = properties_of(message.headers)
         position = None
         if self._jetstream:
@@ -99,7 +147,7 @@ class Subscriber(channel.Subscriber):
                 self._counters.add("redelivered", 1)
         with self._lock:
             self._counters.add("matched", 1)
-            if len(self._waiting) >= MAX_WAITING or self._bytes > MAX_WAITING_BYTES:
+            if not self._jetstream and (len(self._waiting) >= MAX_WAITING or self._bytes > MAX_WAITING_BYTES):
                 self._counters.drop("overflow", 1)
                 return
             self._count += 1
@@ -158,7 +206,8 @@ class Subscriber(channel.Subscriber):
         poll = select.poll()
         poll.register(self._ready, select.POLLIN)
         left = deadline.left
-        poll.poll(200 if left is None else min(200.0, left * 1e3))  # a close by another thread is noticed then
+        # wake up regularly, to notice a close by another thread
+        poll.poll(200 if left is None else min(200.0, left * 1e3))
 
     def fileno(self) -> int:
         """Readable when there is something to read."""
@@ -166,11 +215,23 @@ class Subscriber(channel.Subscriber):
         return self._ready
 
     def _acknowledge(self) -> None:
-        """Tell the stream that what was read is done."""
+        """Acknowledge to the stream what was read."""
         with self._lock:
             done, self._unacknowledged = self._unacknowledged, []
         if done and not self.closed:
             self._connection.run(self._acknowledge_all(done), self._connection.access.timeout)
+
+    async def _give_back(self) -> None:
+        """What was fetched and not read, or not done, is the next reader's at once, not after the server's ack wait."""
+        self._pulling.cancel()
+        await self._pulled.drain()  # what the server has sent up to now is waiting here then
+        with self._lock:
+            left = [*self._unacknowledged, *(message.source for message in self._waiting)]
+        if left:  # asked for this, the server forgets our last request, for which it would put the first one last
+            with contextlib.suppress(Exception):  # the order alone would suffer
+                await self._connection.client.jetstream(timeout=1.0).consumer_info(*self._consumer)
+        for message in left:
+            await message.nak()
 
     async def _acknowledge_all(self, messages: list[Any]) -> None:
         for message in messages:
@@ -201,12 +262,14 @@ class Subscriber(channel.Subscriber):
         self.close()
 
     def close(self) -> None:
-        """Acknowledge what was read, unless an error ended the block, and leave."""
+        """Acknowledge what was read, unless an error ended the block; give back to a stream what was not; leave."""
         if self.closed:
             return
-        if not self._failed:
-            with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):
+            if not self._failed:
                 self._acknowledge()
+            if self._jetstream and self._connection.client.is_connected:
+                self._connection.run(self._give_back(), min(self._connection.access.timeout, GIVE_BACK_S))
         self._connection.close()
         with self._lock:
             if self._final is None:

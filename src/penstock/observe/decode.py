@@ -39,7 +39,7 @@ class Format(enum.StrEnum):
 def body_text(body: bytes) -> str:
     """The body as text; bytes that are not UTF-8 become U+FFFD, control characters are escaped.
 
-    A message must not be able to steer the terminal it is printed on.
+    A message must not be able to control the terminal that it is printed on.
     """
     return printable(body.decode("utf-8", "replace"))
 
@@ -109,8 +109,9 @@ def record(message: Message, body: bytes | None = None) -> dict[str, Any]:
 
 
 def described(message: Message, values: Values) -> str | None:
-    """The value as JSON, of a message that people cannot read as it is; None where they can, or where nobody said what
-    it is, or it is not that."""
+    """The value of a binary message as JSON; None if its bytes are readable text, it has no schema, or it does not
+    match.
+    """
     schema = values.schema(message.channel)
     if schema is None or schema.encoding in READABLE:
         return None
@@ -121,7 +122,7 @@ def described(message: Message, values: Values) -> str | None:
 
 
 def example(message: Message, values: Values, most: int = 80) -> str:
-    """The beginning of a message as people read it: by its type, else as text in quotes."""
+    """The beginning of a message in readable form: decoded by its type, else as text in quotes."""
     shown = described(message, values)
     if shown is None:
         return repr(body_text(bytes(memoryview(message)[:most])))

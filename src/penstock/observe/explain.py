@@ -126,6 +126,8 @@ def _of_address(below: list[Block], everything: list[Block], parts: addresses.Ad
     a multiplexer gets what the publishers of its virtual channels publish, whatever their names are."""
     if parts.scheme == "broker":
         return _of_broker(below, everything, parts)
+    if parts.scheme == "nats" and parts.topic:
+        return [b for b in everything if b.room == "nats" and b.address and _meets(b, parts)]
     if parts.scheme != "shm":
         return below
     from penstock.shm.explain import carriers
@@ -141,6 +143,12 @@ def _of_address(below: list[Block], everything: list[Block], parts: addresses.Ad
         for b in below
         if b.name_cut or b.room not in ("shm", "journal") or (b.room == "journal" and b.channel == own)
     ]
+
+
+def _meets(block: Block, parts: addresses.Address) -> bool:
+    """Whether what it publishes arrives at the address, or what is published there arrives at it."""
+    other = addresses.parse(block.address)
+    return addresses.arrives(other, parts) if block.kind in PRODUCERS else addresses.arrives(parts, other)
 
 
 def _of_broker(below: list[Block], everything: list[Block], parts: addresses.Address) -> list[Block]:

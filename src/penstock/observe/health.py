@@ -25,7 +25,7 @@ LATE_MESSAGES = 10_000
 #: The ``state`` text of a handle that cannot go on begins with one of these.
 STANDSTILL = ("stuck", "blocked", "dead", "failed", "no credit", "paused", "given up")
 
-#: Kinds that are watched by who runs them, which says so itself when one is stuck: a module may take its time.
+#: Kinds that have a supervisor of their own, which reports when one is stuck: a module may be slow on purpose.
 SUPERVISED = ("module",)
 
 #: Counters are read without a lock, between two stores of a running handle: they may be inconsistent by so much.
@@ -42,7 +42,7 @@ class Verdict:
 
 def judge(block: Block, rate: Rate, books_open_looks: int = 0) -> Verdict:
     """The verdict on one block; ``books_open_looks`` is how many looks in a row its ledger did not balance."""
-    if block.kind == TAIL:  # whoever looks may miss messages: that is no trouble of the program's
+    if block.kind == TAIL:  # a viewer's tail may miss messages: that is no problem of the program
         return Verdict("ok" if rate.messages_hz else "idle", () if rate.messages_hz else ("no message to show",))
     found: dict[str, list[str]] = {}
     # One or two looks may have caught the counters between two stores; three in a row have not.
@@ -76,13 +76,15 @@ def _idle_since(block: Block) -> str:
 def _stuck(block: Block, rate: Rate) -> list[tuple[str, str]]:
     found = []
     state = block.state.lower()
-    moves = block.kind == "queue" and rate.messages_hz > 0  # the state is that of one consumer; others may go on
+    # the state is that of one consumer, and others may still consume
+    moves = block.kind == "queue" and rate.messages_hz > 0
     if state.startswith(STANDSTILL) and not moves:
         found.append(("stuck", block.state))
     if block.waiting > 0 and rate.messages_hz == 0 and block.kind not in (*PRODUCERS, *SUPERVISED):
         standing = _standing(block)
         found += [("stuck", reason) for reason in standing]
-        if block.lost and not standing:  # not green between the look that saw the loss and the one that calls it stuck
+        # do not show it as healthy between the look that saw the loss and the one that calls it stuck
+        if block.lost and not standing:
             lost = number_of(block.lost, "message was", "messages were")
             found.append(("losing", f"{lost} lost, and none of {block.waiting:,} that wait is taken"))
     if block.capacity and block.depth >= block.capacity and block.waiting and rate.messages_hz == 0:
@@ -91,7 +93,7 @@ def _stuck(block: Block, rate: Rate) -> list[tuple[str, str]]:
 
 
 def _standing(block: Block) -> list[str]:
-    """Why what waits is not taken, where that has lasted."""
+    """Why waiting messages are not read, if that has lasted for a while."""
     open_s = (block.read_ns - block.opened_ns) / 1e9
     quiet_s = block.idle_s if block.idle_s is not None else open_s
     if quiet_s <= STUCK_S:

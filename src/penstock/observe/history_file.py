@@ -1,8 +1,8 @@
-"""A day of every series on disk, one value a minute, so that a monitor that starts anew still has the past.
+"""A day of every series on disk, one value per minute, so that a restarted monitor still has the past.
 
-The file is SQLite's, one row a minute, in the user's state directory, mode 0600; what is older than a day goes. Several
-monitors of one user may share it: they see the same machine, and the first one writes the minute. One thread writes,
-any thread may read.
+The file is SQLite's, one row a minute, in the user's state directory, mode 0600; rows older than a day are deleted.
+Several monitors of one user may share it: they see the same machine, and the first one writes the minute. One thread
+writes, any thread may read.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ MAX_ROW_BYTES = 4 << 20
 
 
 class HistoryFile:
-    """Means over a minute (for losses: so too) of at most ``MAX_SERIES`` series, the largest ones."""
+    """Means over a minute (for losses too) of at most ``MAX_SERIES`` series, the largest ones."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Made here first: SQLite would make it with the mode that the process's mask leaves.
+        # Created here, because SQLite would create it with a mode that depends on the umask.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         self._lock = threading.Lock()
         self._file = sqlite3.connect(path, timeout=1.0, check_same_thread=False, isolation_level=None)
         self._file.execute("PRAGMA journal_mode=WAL")
-        self._file.execute("PRAGMA synchronous=OFF")  # a lost minute after a power cut is no harm
+        self._file.execute("PRAGMA synchronous=OFF")  # losing a minute in a power cut does no harm
         self._file.execute("CREATE TABLE IF NOT EXISTS minutes (minute INTEGER PRIMARY KEY, series BLOB NOT NULL)")
         self._minute = 0
         self._sums: dict[str, tuple[float, int]] = {}
 
     def add(self, time_s: float, values: dict[str, float]) -> None:
-        """Count one sample in; writes when a minute is over."""
+        """Add one sample; writes when a minute is over."""
         minute = int(time_s // MINUTE_S)
         if minute != self._minute:
             self._write()

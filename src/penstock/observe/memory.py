@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TAIL", "seen", "tailing", "with_journals", "with_memory", "with_peers", "with_sources", "without_tails"]
 
-#: The kind of a handle by which somebody looks at messages, and which is no part of the watched program.
+#: The kind of a handle that only displays messages, and is no part of the watched program.
 TAIL = "tail"
 
 #: Reaches whose handles are all on this machine, so that they can be counted from here.
@@ -43,7 +43,7 @@ def seen() -> list[Block]:
 
 @contextlib.contextmanager
 def tailing() -> Iterator[None]:
-    """What this thread opens meanwhile is a tail."""
+    """Inside this block, handles that this thread opens are tails."""
     from penstock import _core
 
     _core.counters_kind(TAIL)
@@ -54,7 +54,7 @@ def tailing() -> Iterator[None]:
 
 
 def without_tails(blocks: list[Block]) -> list[Block]:
-    """Make a broker's temporary queue of a tail part of it, and take tails off the readers that a publisher counts."""
+    """Merge the temporary queue of a tail with the tail, and do not count tails among a publisher's readers."""
     tails: dict[str, int] = {}
     queues = set()
     for block in blocks:
@@ -73,8 +73,9 @@ def without_tails(blocks: list[Block]) -> list[Block]:
 
 
 def with_sources(blocks: list[Block]) -> list[Block]:
-    """Make gateways' modules that publish, and whose queues never got a message, sources: they count what they publish.
-    An address that a gateway reads is none, since its subscriber counts."""
+    """Mark gateway modules that publish and whose queues never got a message as sources, which count what they publish.
+    An address that a gateway reads is no source, since its subscriber counts already.
+    """
     if not any(block.room == "gateway" for block in blocks):
         return blocks
     queues: dict[tuple[int, str], int] = {}
@@ -131,7 +132,7 @@ def with_peers(blocks: list[Block]) -> list[Block]:
 
 
 def has_side(block: Block) -> bool:
-    """Whether the block puts messages in or hands them out, so that those who do the other are its peers."""
+    """Whether the block produces or consumes messages, so that handles on the other side are its peers."""
     return block.kind in PRODUCERS or reads(block)
 
 

@@ -9,9 +9,10 @@ from penstock.observe.snapshot import Block, Key
 
 __all__ = ["PRODUCERS", "READERS", "Rate", "between", "carries_calls", "flow", "reads"]
 
-#: Kinds that put messages in; a client puts its calls in, as a publisher does.
+#: Kinds that produce messages; a client produces calls as a publisher does messages.
 PRODUCERS = ("publisher", "source", "client")
-#: Kinds that hand messages to a program. Others (links, brokers' queues, channels) only pass on what these count too.
+#: Kinds that deliver messages to a program. Others (links, brokers' queues, channels) only pass on what these count
+#: too.
 READERS = ("subscriber", "callback", "fifo")
 
 
@@ -33,7 +34,7 @@ def flow(block: Block) -> int:
 
 
 def reads(block: Block) -> bool:
-    """Whether the block hands messages to a program."""
+    """Whether the block delivers messages to a program."""
     return block.kind in READERS or (block.room, block.kind) == ("bus", "queue")
 
 

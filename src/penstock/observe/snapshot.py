@@ -55,8 +55,8 @@ class Block:
     lag: int = 0
     latency_sum_ns: int = 0
     latency_counts: tuple[int, ...] = ()
-    name_cut: bool = False  #: its name was too long: ``name`` is for people, and no address follows from it
-    position: int = 0  #: where a reader of a journal goes on
+    name_cut: bool = False  #: its name was too long: ``name`` is shortened for display and gives no address
+    position: int = 0  #: the position from which a reader of a journal continues
     process: int = 0  #: its process, by a number that no other has: containers have pids of their own
     here: bool = True  #: /proc shows its process under ``pid``; False: it has that pid in another PID namespace
 
@@ -179,7 +179,9 @@ def named(blocks: Iterable[Block], place: str) -> list[Block]:
 
 
 def of_queue(blocks: Sequence[Block], broker: str, queue: str) -> list[Block]:
-    """The blocks of a queue, whose broker has the address ``broker``: its own, and those of who consumes it here."""
+    """The blocks of a queue, whose broker has the address ``broker``: its own, and those of its consumers on this
+    machine.
+    """
     holders = {b.pid for b in blocks if b.room == "broker" and b.kind == "broker" and b.address == broker}
     own = [b for b in blocks if b.room == "broker" and b.kind == "queue" and b.name == queue and b.pid in holders]
     end = f"?queue={queue}"

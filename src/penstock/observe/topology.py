@@ -95,7 +95,7 @@ def graph(state: State, chosen: str = "") -> dict[str, Any]:
     """``{"nodes": [...], "edges": [...], "left_out": n}`` for the page.
 
     Of the node ``chosen`` and its neighbours, or of all. Of too many, those in trouble and the busiest are kept, each
-    with its neighbours, and a channel with all its users: none is shown fed by nobody.
+    with its neighbours, and a channel with all its users, so that no channel appears to have no source.
     """
     nodes: dict[str, _Node] = {}
     edges: dict[tuple[str, str], _Edge] = {}
@@ -113,11 +113,11 @@ def graph(state: State, chosen: str = "") -> dict[str, Any]:
         if look.block.room == "broker" and look.block.kind == "queue" and not look.block.address:
             _queue_node(look.block.name, nodes).add_handle(look)
         elif look.block.kind == TAIL:
-            continue  # no part of what is watched
+            continue  # a viewer's tail is no part of the watched programs
         elif ARROW in look.block.name and not look.block.name_cut:
             _add_link(look, nodes, edges)
         elif look.block.kind in ("broker", "links"):
-            continue  # other nodes show what it holds or stands for
+            continue  # other nodes already show it
         elif look.block.kind in PLACES:
             _channel_node(look.block.place, look, nodes).add_handle(look)
         elif look.block.kind == "pipeline":
@@ -138,7 +138,7 @@ def graph(state: State, chosen: str = "") -> dict[str, Any]:
 
 
 def _fold_users(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
-    """Join users of one kind that have the same single channel into one node, where they are many."""
+    """Merge users of one kind with the same single channel into one node, if there are many."""
     ends: dict[str, list[_Edge]] = {}
     for edge in edges.values():
         ends.setdefault(edge.start, []).append(edge)
@@ -172,7 +172,7 @@ def _choose(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge], chosen
         around[edge.start].add(edge.end)
         around[edge.end].add(edge.start)
     if chosen:
-        # A queue or module is chosen by its place, too. Nothing is drawn of what is not there any more.
+        # A queue or module can be chosen by its place too. Nothing is drawn for a node that is gone.
         ids = [chosen] if chosen in nodes else [id_ for id_ in nodes if chosen in nodes[id_].places][:MAX_NODES]
         near = {other for id_ in ids for other in around[id_]}.difference(ids)
         return {*ids, *_busiest(near, nodes, MAX_NODES - len(ids))}
@@ -207,7 +207,7 @@ def _add_gateways(state: State, nodes: dict[str, _Node], edges: dict[tuple[str, 
             continue
         used.add(block.key)
         if block.kind == "link" and block.name_cut:
-            continue  # between which two modules is not known
+            continue  # it is not known which two modules it links
         if block.kind != "link":
             node = _link_end(block.name, block.pid, nodes)
             if node.type == "module":

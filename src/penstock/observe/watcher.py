@@ -104,8 +104,9 @@ class Watcher:
     def _with_last_moved(self, blocks: list[Block]) -> list[Block]:
         """Give handles that record no time of their last message the time when their count was last seen to change.
 
-        What a handle had counted when it is seen for the first time may be old: that is no change, unless it was opened
-        since the last look."""
+        The count of a handle that is seen for the first time may be old: it is no change, unless the handle was opened
+        since the last look.
+        """
         moved: dict[Key, tuple[int, int]] = {}
         for block in blocks:
             fresh = 0 < self._looked_ns <= block.opened_ns
@@ -133,7 +134,7 @@ class Watcher:
 
     def _run(self) -> None:
         next_s = time.monotonic()
-        if self._looked_ns:  # rates over the moment since that look would be accidents
+        if self._looked_ns:  # rates over so short a time would be meaningless
             next_s += self.every_s
             self._stop.wait(self.every_s)
         last_logged = ""
@@ -185,7 +186,7 @@ def _samples(state: State, seconds: float) -> dict[str, float]:
             add(f"bytes/{role}/{where}", look.rate.bytes_hz)
         if look.latency is not None:
             values[f"latency/{where}"] = max(values.get(f"latency/{where}", 0.0), look.latency.p99_ns / 1e3)
-        # Also while it is 0: what comes and goes would be a row of dots.
+        # Also while it is 0: otherwise a series that comes and goes would be plotted as separate dots.
         if block.depth or block.capacity or block.kind == "queue":
             add(f"depth/{where}", block.depth)
         if block.lag or block.position or block.kind == "pipeline" or (block.room, block.kind) == ("shm", "subscriber"):

@@ -1,4 +1,4 @@
-"""Recordings: what is read from addresses, stored in journals with its story, and played back.
+"""Recordings: messages of addresses, stored in journals together with the story of the recording, and played back.
 
 The parts are loaded when used: importing this loads nothing else.
 """

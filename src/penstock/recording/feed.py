@@ -1,13 +1,14 @@
 """Feeds: how the recorder reads one address without waiting for it.
 
-A ``Direct`` feed asks its subscriber at once. A broker's subscriber may wait for its connection, so that the others
-would not be read meanwhile: a ``Pumped`` feed reads it in a thread of its own, one batch ahead. All else is called by
-the recorder's one thread.
+A ``Direct`` feed reads its subscriber in the recorder's thread. A broker's subscriber may block while it connects, and
+the other addresses would not be read meanwhile: a ``Pumped`` feed reads it in a thread of its own, one batch ahead.
+Everything else is called by the recorder's one thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -21,13 +22,13 @@ from penstock.errors import PenstockError
 __all__ = ["Direct", "feed_of"]
 
 WAIT_S = 0.2
-ASK_S = 0.2  # how often a source is asked what its messages are made of, while there are any
+ASK_S = 0.2  # how often a source is asked for its schema, while it gives messages
 
 
 def feed_of(
     address: str, subscriber: penstock.Subscriber, claim: Callable[[int], int], give_back: Callable[[int], None]
 ) -> Direct:
-    """The feed for that reach."""
+    """The feed for the reach of an address."""
     parts = parse(address)
     scheme, topic = parts.scheme, parts.topic or None
     if scheme == "broker":
@@ -37,9 +38,9 @@ def feed_of(
 
 
 class Direct:
-    """``claim`` says how many messages may be read, ``give_back`` takes what was not."""
+    """``claim`` returns how many messages may be read; ``give_back`` returns those that were not read."""
 
-    #: Whether what is not read in time is lost, or keeps.
+    #: Whether unread messages are kept for later, or may be lost.
     patient = False
 
     def __init__(
@@ -51,10 +52,10 @@ class Direct:
     ) -> None:
         self._subscriber, self._topic = subscriber, topic
         self._claim, self._give_back = claim, give_back
-        self._asked = 0.0
+        self._asked = {False: -math.inf, True: -math.inf}  # when schemas were asked for, without messages and with some
 
     def read(self, most: int) -> Any:
-        """What is there, at most so many that are wanted."""
+        """Read what is there, at most as many messages as are wanted."""
         claimed = self._claim(most)
         if not claimed:
             return ()
@@ -70,37 +71,38 @@ class Direct:
         """Whether nothing was there at the last read."""
         return True
 
-    def schemas(self) -> Sequence[str]:
-        """What its messages are made of, every version that is kept there; asked now and then, else nothing."""
-        now = time.monotonic()  # a publisher that comes back may have another type
-        if self._asked and now - self._asked < ASK_S:
+    def schemas(self, read: bool) -> Sequence[str]:
+        """Every version of its schema; asked for now and then, otherwise empty. ``read``: messages were read just now.
+        The first of them are asked about whenever they come: before them there may have been no publisher."""
+        now = time.monotonic()  # a publisher may be replaced by one of another type
+        if now - self._asked[read] < ASK_S:
             return ()
-        self._asked = now
-        with contextlib.suppress(PenstockError):  # a broker that does not tell it
+        self._asked[read] = now
+        with contextlib.suppress(PenstockError, OSError):  # the broker does not tell the schema, or is not there now
             return self._subscriber.schemas_of(self._topic)
         return ()
 
     def fileno(self) -> int:
-        """Readable when there may be something; -1: nobody can tell."""
+        """A descriptor that is readable when there may be messages; -1: there is none."""
         try:
             return self._subscriber.fileno()
         except OSError:
             return -1
 
     def drain(self) -> None:
-        """Read what is there, and wait for no more."""
+        """Stop waiting: only what is there now is still read."""
 
     @property
     def over(self) -> bool | None:
-        """Whether all that was there when ``drain`` was called has been read; None: nobody here knows."""
+        """Whether everything that was there when ``drain`` was called has been read; None: not known here."""
         return None
 
     def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
 
 
 class Slots(Direct):
-    """Of shared memory: its ledger counts what was published."""
+    """A feed of shared memory, whose ledger says how many messages were published."""
 
     def drain(self) -> None:
         self._published = self._subscriber.ledger.matched
@@ -112,7 +114,7 @@ class Slots(Direct):
 
 
 class Stored(Direct):
-    """Of a journal: what is not read yet keeps."""
+    """A feed of a journal, which keeps unread messages."""
 
     patient = True
 
@@ -129,7 +131,9 @@ class Stored(Direct):
 
 
 class Pumped(Direct):
-    """A queue's messages count as done when more are read: the next batch is read when this one is stored."""
+    """A feed of a broker's queue. Reading acknowledges what was read before, so the next batch is read only when this
+    one is stored.
+    """
 
     patient = True
 
@@ -142,7 +146,7 @@ class Pumped(Direct):
     ) -> None:
         super().__init__(subscriber, topic, claim, give_back)
         self._changed = threading.Condition()  # guards all below
-        self._most = 0  # how many the recorder has asked for; 0: what it has is not stored yet
+        self._most = 0  # how many messages the recorder has asked for; 0: its last batch is not stored yet
         self._batch: Any = ()
         self._schemas: Sequence[str] = ()
         self._error: BaseException | None = None
@@ -153,7 +157,7 @@ class Pumped(Direct):
         self._thread.start()
 
     def read(self, most: int) -> Any:
-        """The batch that is ready; asking for it says that the one before is stored."""
+        """The batch that is ready. Calling this means that the batch before is stored."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._ready)
         with self._changed:
@@ -167,12 +171,12 @@ class Pumped(Direct):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was there when the thread looked, and it looks still."""
+        """Whether nothing was there at the thread's last look, and it is still looking."""
         with self._changed:
             return self._empty
 
-    def schemas(self) -> Sequence[str]:
-        """As it was said when the batch was read."""
+    def schemas(self, read: bool) -> Sequence[str]:
+        """The schemas as of when the batch was read; before the first one, of when the feed was opened."""
         return self._schemas
 
     def fileno(self) -> int:
@@ -195,6 +199,7 @@ class Pumped(Direct):
 
     def _run(self) -> None:
         try:
+            self._schemas = super().schemas(read=False)
             while self._next():
                 pass
         except BaseException as error:
@@ -212,17 +217,17 @@ class Pumped(Direct):
         there = self._subscriber.wait(0)
         if not there:
             with self._changed:
-                self._empty = self._draining == draining  # otherwise it is looked for once more
+                self._empty = self._draining == draining  # if draining began meanwhile, look once more
             if draining:
                 return True
             there = self._subscriber.wait(WAIT_S)
         batch = super().read(most) if there else ()
-        schemas = super().schemas() if len(batch) else ()
+        schemas = super().schemas(read=True) if len(batch) else ()
         with self._changed:
             if len(batch):
                 self._batch, self._schemas, self._most, self._empty = batch, schemas, 0, False
                 os.eventfd_write(self._ready, 1)
-            elif there and not self._stopped:  # no more are wanted now
+            elif there and not self._stopped:  # enough for now
                 self._empty = True
                 self._changed.wait(0.01)
         return True

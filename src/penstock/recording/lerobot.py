@@ -1,11 +1,11 @@
 """A recording as a LeRobot dataset (its layout v3.0): Parquet files of frames, with episodes, tasks and statistics.
 
-A dataset has frames at one fixed rate; a recording has messages whenever they came. What stands in a frame is said by
-the caller: each feature is a topic, or a field of its messages, whose numbers make a vector of float32. A frame has of
-each feature the last message at or before its time. The frames of an episode begin when every feature has a message in
-it and end with the feature that ends first, so that no frame holds what was not recorded. Pictures are not written.
+A dataset has frames at one fixed rate; a recording has messages whenever they came. The caller chooses the features of
+a frame: each is a topic, or a field of its messages, whose numbers make a vector of float32. A frame holds for each
+feature the last message at or before its time. The frames of an episode begin when every feature has a message in it
+and end with the feature that ends first, so that no frame holds what was not recorded. Pictures are not written.
 
-The vectors of all features are held in memory. The dataset appears under its name when it is whole.
+The vectors of all features are held in memory. The dataset gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgument, nearest
-from penstock.recording.span import Span, located, reader, topic_names
+from penstock.recording.span import ARGUMENTS, Span, located, reader, topic_names
 from penstock.recording.story import parts
 from penstock.recording.tables import Columns, Described
 from penstock.types import Schema
@@ -81,11 +81,13 @@ def write(
     task: str = "",
     start: str | None = None,
     length: str | None = None,
+    names: tuple[str, str] = ARGUMENTS,
 ) -> Written:
     """Write the recording in ``directory`` as the dataset ``target``, a folder that is not there yet.
 
     ``features`` maps a feature's name to ``TOPIC`` or ``TOPIC:FIELD``. ``episodes`` is a topic: each of its messages
     begins an episode, and is its task where it is text; without it the recording is one episode of ``task``.
+    ``names`` are what errors call ``start`` and ``length``.
     """
     if fps < 1:
         raise InvalidArgument(f"fps={fps} must be 1 or more")
@@ -99,7 +101,7 @@ def write(
         raise InvalidArgument(f"{place} is there already: name a new folder")
     with contextlib.ExitStack() as stack:
         journals = [stack.enter_context(reader(folder)) for folder in parts(Path(directory))]
-        span = Span.of(journals, start, length)
+        span = Span.of(journals, start, length, names)
         found = {name: _feature(journals, where, span) for name, where in features.items()}
         split = list(_episodes(journals, episodes, task, span))
     draft = place.with_name(f".{place.name}.{secrets.token_hex(6)}")
@@ -157,7 +159,7 @@ def _feature(journals: list[Journal], where: str, span: Span) -> _Feature:
 
 
 def _leaves(schema: Schema, field: str) -> list[str]:
-    """The numeric fields below ``field``, where it is a record; their numbers in this order are the vector."""
+    """The numeric fields below ``field``, if it is a record; their numbers, in this order, make the vector."""
     paths = numeric_paths(shape_of(schema), MAX_NUMBERS)
     return [path[len(field) + 1 :] for path in paths if path.startswith(f"{field}.")] if field else paths
 

@@ -1,4 +1,4 @@
-"""Merge: what several channels gave, in the order of its times.
+"""Merge: sorts the messages of several channels by time.
 
 Channels are read in rounds, one after another. In each round every channel that may be read gives what it has; then
 ``take`` gives what may be stored, oldest first. Rules:
@@ -48,18 +48,20 @@ class Lane(Generic[Item]):
     patient: bool
     held: deque[_Held[Item]] = field(default_factory=deque)
     held_bytes: int = 0
-    latest_ns: int = 0  # the greatest time that it has given
+    latest_ns: int = 0  # the greatest time of its messages so far
     empty_round: int = 0  # the last round in which a read gave nothing more
     ended: bool = False
 
     @property
     def readable(self) -> bool:
-        """Whether it may be read: what a patient one gave is stored before it is asked for more."""
+        """Whether it may be read: a patient channel is read again only when what it gave is stored."""
         return not self.ended and not (self.patient and self.held)
 
 
 class Merge(Generic[Item]):
-    """``keep`` is called once with each message that waits: it may borrow memory that its channel needs again."""
+    """``keep`` is called once for each message that has to wait, to copy it: it may lie in memory that its channel
+    needs again.
+    """
 
     def __init__(
         self,
@@ -77,17 +79,19 @@ class Merge(Generic[Item]):
         self._now = 0.0
 
     def lane(self, *, patient: bool) -> Lane[Item]:
-        """One more channel."""
+        """Add a channel."""
         self._lanes.append(Lane(patient))
         return self._lanes[-1]
 
     def begin_round(self, time_ns: int, now: float) -> None:
-        """Before the reads of a round: the time of day, which messages are stamped with, and a clock's."""
+        """Call this before the reads of a round, with the time of day (as in messages' times) and the time of a
+        monotonic clock.
+        """
         self._round += 1
         self._began_ns, self._now = time_ns, now
 
     def add(self, lane: Lane[Item], items: Iterable[tuple[int, int, Item]]) -> None:
-        """What a read gave, in its order: of each message its time (0: none), its size, and the message."""
+        """Add the result of a read, in order: for each message its time (0: none), its size, and the message."""
         for time_ns, size, item in items:
             at_ns = time_ns or self._began_ns
             lane.held.append(_Held(at_ns, size, self._round, self._now, item))
@@ -95,11 +99,11 @@ class Merge(Generic[Item]):
             lane.latest_ns = max(lane.latest_ns, at_ns)
 
     def at_end(self, lane: Lane[Item]) -> None:
-        """A read of this round gave nothing more."""
+        """Note that a read of this round gave nothing more."""
         lane.empty_round = self._round
 
     def end(self, lane: Lane[Item]) -> None:
-        """It gives nothing any more; what it has given still comes out."""
+        """Note that the channel has ended; what it has given is still returned."""
         lane.ended = True
 
     @property
@@ -108,7 +112,7 @@ class Merge(Generic[Item]):
         return any(lane.held for lane in self._lanes)
 
     def take(self) -> list[Item]:
-        """What may be stored now, in order."""
+        """The messages that may be stored now, in order."""
         open_lanes = [lane for lane in self._lanes if not lane.ended]
         bound_ns = min((lane.latest_ns for lane in open_lanes if lane.empty_round < self._round), default=None)
         taken: list[Item] = []
@@ -117,8 +121,8 @@ class Merge(Generic[Item]):
         while heads:
             _, number = heads[0]
             lane = self._lanes[number]
-            if not self._free(lane, bound_ns, len(open_lanes)):
-                heapq.heappop(heads)  # nothing of this channel in this round
+            if not self._may_be_taken(lane, bound_ns, len(open_lanes)):
+                heapq.heappop(heads)  # nothing more of this channel in this round
                 continue
             first = lane.held.popleft()
             lane.held_bytes -= first.size
@@ -131,23 +135,23 @@ class Merge(Generic[Item]):
         return taken
 
     def flush(self) -> list[Item]:
-        """All that waits, in order: no channel will be read again."""
+        """All waiting messages, in order: no channel will be read again."""
         for lane in self._lanes:
             lane.ended = True
         return self.take()
 
-    def _free(self, lane: Lane[Item], bound_ns: int | None, open_lanes: int) -> bool:
+    def _may_be_taken(self, lane: Lane[Item], bound_ns: int | None, open_lanes: int) -> bool:
         first = lane.held[0]
         alone = open_lanes == 0 or (open_lanes == 1 and not lane.ended)
         if alone or (
             (bound_ns is None or first.time_ns <= bound_ns)
-            # Whoever's clock is ahead of ours waits one round too, and no longer.
+            # A publisher whose clock is ahead of ours waits one round too, and no longer.
             and (first.time_ns <= self._began_ns or first.round < self._round)
         ):
             return True
         if lane.patient:
             return False
-        # Rounds count too: a disk that stood still for a second is no channel that is far behind.
+        # Rounds count too: if the disk stalls for a second, no channel is far behind.
         late = self._now - first.read_at >= self._hold_s and self._round - first.round >= HOLD_ROUNDS
         return late or len(lane.held) > self._max_held or lane.held_bytes > self._max_bytes // len(self._lanes)
 

@@ -1,4 +1,4 @@
-"""The player: publishes what a recording holds, each message at its moment."""
+"""The player: publishes the messages of a recording, each at its time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def targets(
             raise InvalidArgument(f"--map {rule!r} is not of the form TOPIC=ADDRESS")
         rules.append((name, address))
     known = sorted({name for journal in journals for name in topic_names(journal, None)})
-    for pattern, _ in rules:  # a misspelt one would send its topic to where it came from
+    for pattern, _ in rules:  # otherwise a misspelt pattern would send its topic back to where it was recorded
         if pattern != "*" and not any(matches(pattern, name) for name in known):
             raise InvalidArgument(f"--map: no topic matches {pattern}; {nearest(pattern, known)}")
     found, homeless = {}, []
@@ -69,7 +69,8 @@ class Player:
         opened = {to: stack.enter_context(penstock.publisher(to)) for to in dict.fromkeys(targets.values())}
         self._publishers = {name: opened[to] for name, to in targets.items()}
         self._described = described
-        self._said: dict[str, Schema] = {}  # of topics whose type changes within the recording: what was said last
+        # by topic whose type changes within the recording: the schema announced last
+        self._said: dict[str, Schema] = {}
         for to, publisher in opened.items():
             self._describe(publisher, [name for name, address in targets.items() if address == to])
         self.counts = dict.fromkeys(targets, 0)
@@ -80,15 +81,16 @@ class Player:
                 raise TimeoutError(f"{shown}: no {wait} subscriber(s) within {timeout:g} s (--timeout, --wait)")
 
     def _describe(self, publisher: Any, names: list[str]) -> None:
-        """Say what is to come where all of it is of one type: of one topic the first version, the others as they come;
-        of several topics the newest."""
+        """Announce the schema of what will be published, if it has one type: for one topic its first version, and later
+        ones as they come; for several topics the newest.
+        """
         if self._described is None:
             return
         lines = [self._described.schemas(name) for name in names]
         if not all(lines) or len({line[-1].text for line in lines}) > 1:
             return
         first = lines[0][0] if len(names) == 1 else lines[0][-1]
-        # What stands there may be a later version of this very recording.
+        # The channel may already have a later version from this same recording.
         there = publisher.schema in [schema.text for schema in lines[0]]
         publisher.agree(Terms(first, writes=True, lenient=there))
         if len(names) == 1 and len(lines[0]) > 1:
@@ -123,7 +125,7 @@ class Player:
         self._forward(ready)
 
     def _new_version(self, name: str, journal: Journal, message: Message) -> Schema | None:
-        """The schema of a message where it is not what was said last of its topic."""
+        """The schema of a message, if it differs from the one announced last for its topic."""
         assert self._described is not None
         schema = self._described.schema_at(journal, message)
         if schema is None or schema == self._said[name]:
@@ -132,12 +134,15 @@ class Player:
         return schema
 
     def _forward(self, group: list[tuple[str, Message]]) -> None:
-        """Runs of messages for one place are a batch each: who reads two places sees the order of the recording."""
+        """Publish runs of messages for one place as one batch each, so that a reader of two places sees the order of
+        the recording.
+        """
         for _, run in itertools.groupby(group, lambda pair: self._place(pair[0])):
             pairs = []
             for name, message in run:
                 pairs.append((self._publishers[name], message))
-                self.counts[name] += 1  # before it is sent: a Ctrl-C that comes meanwhile is raised when it is stored
+                # counted before it is sent: a Ctrl-C during the call is raised after the message was stored
+                self.counts[name] += 1
             publisher = pairs[0][0]
             if isinstance(publisher, JournalPublisher):
                 publisher.forward_together(pairs)  # type: ignore[arg-type]

@@ -233,7 +233,7 @@ class Recorder:
             while not self._stop.is_set() and self._open():
                 self._join(tape)
                 if not self._round(tape):
-                    self._rest()
+                    self._sleep()
             self._drain(tape)
             self._store(tape, self._merge.flush() if self.recording else [])
         except Exception as error:  # nothing can be stored any more: the story says where each one ended
@@ -315,12 +315,12 @@ class Recorder:
         count = 0
         while count < BATCH and source.lane.readable:
             batch = source.feed.read(self._share(BATCH - count))
+            tape.describe(source.topic, source.feed.schemas(read=len(batch) > 0))  # even if nothing was published yet
             if not len(batch):
                 source.drained = source.feed.empty
                 if source.drained:
                     self._merge.at_end(source.lane)
                 break
-            tape.describe(source.topic, source.feed.schemas())
             entries = [_entry(source.topic, message, copy=not armed) for message in batch]
             times = [entry.timestamp_ns or 0 for entry in entries]
             source.oldest_ns = source.oldest_ns if count else min(times)
@@ -342,7 +342,7 @@ class Recorder:
             wanted = self._wanted
         return most if wanted is None else max(1, min(most, wanted // max(1, len(self._open()))))
 
-    def _rest(self) -> None:
+    def _sleep(self) -> None:
         """Wait until there may be something to read."""
         timeout_s = HOLDING_S if self._merge.holding else WAIT_S
         poll = select.poll()
@@ -396,7 +396,7 @@ class Recorder:
             done.update(map(id, some))
 
         def refuse(pair: Pair, error: Exception) -> None:
-            self._miss(pair[0], tape, 1, error)
+            self._count_missed(pair[0], tape, 1, error)
             done.add(id(pair))
 
         try:
@@ -405,10 +405,10 @@ class Recorder:
             missed = Counter(pair[0].topic for pair in pairs if id(pair) not in done)
             for source in self.sources:
                 if missed[source.topic]:
-                    self._miss(source, tape, missed[source.topic], error)
+                    self._count_missed(source, tape, missed[source.topic], error)
             raise
 
-    def _miss(self, source: Source, tape: Tape, count: int, error: Exception) -> None:
+    def _count_missed(self, source: Source, tape: Tape, count: int, error: Exception) -> None:
         """What was read and cannot be stored."""
         source.missed += count
         source.error = source.error or f"not everything could be stored: {describe(error)}"

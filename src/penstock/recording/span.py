@@ -19,14 +19,19 @@ if TYPE_CHECKING:
     from penstock._core import Message
     from penstock.journal import Journal
 
-__all__ = ["Span", "check_topics", "last_until", "located", "messages", "reader", "time_range", "topic_names"]
+__all__ = [
+    "ARGUMENTS", "OPTIONS", "Span", "check_topics", "last_until", "located", "messages", "reader", "time_range",
+    "topic_names",
+]  # fmt: skip
 
 
-MAX_BACK = 8  # segments that are searched for what stood before a moment
+#: What the bounds are called in Python, and in the command.
+ARGUMENTS, OPTIONS = ("start", "length"), ("--from", "--for")
+MAX_BACK = 8  # segments that are searched backwards for the last messages before a moment
 
 
 class Span:
-    """The part of a recording that is played, by time. None: no bound on that side."""
+    """A span of time in a recording. None: no bound on that side."""
 
     def __init__(self, begin_ns: int | None, end_ns: int | None) -> None:
         self.begin_ns, self.end_ns = begin_ns, end_ns
@@ -37,10 +42,10 @@ class Span:
         journals: list[Journal],
         start: str | None,
         length: str | None,
-        names: tuple[str, str] = ("--from", "--for"),
+        names: tuple[str, str] = ARGUMENTS,
     ) -> Span:
-        """As ``--from`` and ``--for`` say it; ``names`` are those that the caller's user wrote, for errors."""
-        for name, value in (("start", start), ("length", length)):
+        """The span from ``start`` on, for ``length``; ``names`` are what errors call these two."""
+        for name, value in zip(names, (start, length), strict=True):
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{name} is a text such as '10s', not {value!r}")
         begin_ns = None if start is None else _begin_ns(journals, start, names[0])
@@ -104,7 +109,7 @@ def topic_names(journal: Journal, topics: list[str] | None) -> set[str]:
 
 
 def check_topics(journals: list[Journal], topics: list[str] | None) -> None:
-    """Refuse topics of which the recording has none."""
+    """Refuse topics that the recording does not have."""
     if topics and not any(topic_names(journal, topics) for journal in journals):
         known = sorted({name for journal in journals for name in topic_names(journal, None)})
         raise InvalidArgument(f"no topic matches {', '.join(topics)}; {nearest(topics[0], known)}")
@@ -128,7 +133,7 @@ def _all(journal: Journal, topics: list[str] | None, first: int, stop: int) -> I
 def messages(journals: list[Journal], topics: list[str] | None, span: Span) -> Iterator[Message]:
     """Every message of these topics within the span, without the recording's own story.
 
-    Times are the publishers' own and may come in any order; segments say between which ones theirs lie.
+    Times are the publishers' own and may come in any order; each segment knows its least and greatest one.
     """
     return (message for _, message in located(journals, topics, span))
 

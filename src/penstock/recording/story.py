@@ -71,16 +71,16 @@ class Story:
     failed: dict[str, str] = field(default_factory=dict)
     lost: int = 0
     ended: bool = False
-    damaged: bool = False  #: some of it cannot be read
-    missing_parts: list[str] = field(default_factory=list)  #: folders between two others
-    written_now: bool = False  #: somebody has it open for writing
+    damaged: bool = False  #: a part of it cannot be read
+    missing_parts: list[str] = field(default_factory=list)  #: missing folders between two others
+    written_now: bool = False  #: a process has it open for writing
     known: bool = False
     trimmed: bool = False
     span_ns: tuple[int, int] | None = None
     ordinals: dict[str, list[int]] = field(default_factory=dict)
 
     def ordinal(self, topic: str, stored: int) -> int:
-        """The ordinal that a message had where it came from; ``stored`` is the one that it has in the recording."""
+        """The ordinal that a message had at its source; ``stored`` is its ordinal in the recording."""
         known = self.ordinals.get(topic, ())
         return known[stored - 1] if 0 < stored <= len(known) else stored
 
@@ -102,11 +102,12 @@ class Story:
         elif kind == "ended":
             self.ended = True
             self.failed.update({str(address): str(error) for address, error in event.get("failed", {}).items()})
-        if kind in ("going_on", "ended"):  # all of the recording, also what was told in segments that are gone
+        # totals of the whole recording, including events in segments that were removed
+        if kind in ("going_on", "ended"):
             self.lost = max(self.lost, int(event.get("lost", 0)))
 
     def missing(self) -> list[str]:
-        """What the recording does not have, a sentence each; what was lost message by message stands in ``lost``."""
+        """What is missing in the recording, one sentence each; single lost messages are counted in ``lost``."""
         found = []
         if self.known and self.trimmed:
             found.append("the beginning is missing, the recording was bound in size (--max-size)")

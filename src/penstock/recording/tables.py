@@ -1,4 +1,4 @@
-"""Tables: a recording's topics as Arrow, pandas and polars tables, with a column for each field of a described type.
+"""Tables: a recording's topics as Arrow, pandas and polars tables, with a column for each field of a schema.
 
 A row is a message; of a type that holds rows (a numpy array, an Arrow batch) it is one of them, and the columns of the
 message are repeated. pyarrow is loaded when a table is made.
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Columns", "Described", "Recording"]
 
-#: What every table has of a message beside its fields; a field of such a name is called ``value.NAME``.
+#: The columns that every table has besides the fields; a field with such a name becomes ``value.NAME``.
 OF_MESSAGE = ("position", "ordinal", "timestamp", "properties")
 MOST_ROWS = 20_000
 MOST_BYTES = 32 << 20
 
 
 class Described:
-    """What the topics of a recording are made of: every version, in every part."""
+    """The schemas of a recording's topics: every version, in every part."""
 
     def __init__(self, journals: Sequence[Journal]) -> None:
         self._part_of = {journal: part for part, journal in enumerate(journals)}
@@ -42,17 +42,17 @@ class Described:
         self._versions: dict[str, Versions | None] = {}
 
     def topics(self, patterns: Sequence[str] | None) -> list[str]:
-        """The topics that are described, or those of them that were asked for, whether there is a message or not."""
+        """The topics that have a schema, or those of them that match, whether or not they have messages."""
         names = {name for schemas in self._schemas for name in schemas.topics}
         return sorted(n for n in names if patterns is None or any(matches(p, n) for p in patterns))
 
     def newest(self, topic: str) -> Schema | None:
-        """In the last part that says it; None where nobody has, or what was said is damaged."""
+        """The newest schema of a topic; None if there is none, or it is damaged."""
         line = self.line(topic)
         return line[-1][1] if line else None
 
     def schemas(self, topic: str) -> list[Schema]:
-        """Every version of it, the oldest first; none where nobody has said what it is made of."""
+        """Every version of its schema, the oldest first; empty if it has none."""
         return [schema for _, schema in self.line(topic)]
 
     def versions(self, topic: str) -> Versions:
@@ -64,29 +64,30 @@ class Described:
         return Columns(self.versions(topic), self._part_of)
 
     def schema_of(self, journal: Journal, message: Message) -> Schema | None:
-        """The schema of the version that the message is of: the one that counted when it was stored, or another that
-        fits. None where nobody has said one, ``ValueError`` where the message is of none."""
+        """The schema of a message: the one that was current when it was stored, or another version that matches. None
+        if the topic has no schema, ``ValueError`` if the message matches none.
+        """
         topic = message.channel or ""
         if topic not in self._versions:
             self._versions[topic] = None
-            with contextlib.suppress(PenstockError, ModuleNotFoundError):  # no version can be read here
+            with contextlib.suppress(PenstockError, ModuleNotFoundError):  # no version can be decoded here
                 self._versions[topic] = self.versions(topic)
         versions = self._versions[topic]
         found = None if versions is None else versions.schema(message, self.place(journal, message))
         return found or self.schema_at(journal, message)
 
     def schema_at(self, journal: Journal, message: Message) -> Schema | None:
-        """The schema that counted when the message was stored; None where nobody has said one."""
+        """The schema that was current when the message was stored; None if there was none."""
         line = self.line(message.channel or "")
         here = self.place(journal, message)
         return next((schema for since, schema in reversed(line) if since <= here), line[0][1] if line else None)
 
     def place(self, journal: Journal, message: Message) -> Place:
-        """Where a message stands in the recording."""
+        """The place of a message in the recording."""
         return self._part_of[journal], message.position or 0
 
     def line(self, topic: str) -> list[tuple[Place, Schema]]:
-        """Its versions in the order in which they were said; damaged ones are left out."""
+        """Its versions in the order in which they were declared; damaged ones are left out."""
         if topic not in self._lines:
             parts = (parse_versions(schemas.joined(topic), part) for part, schemas in enumerate(self._schemas))
             self._lines[topic] = list(distinct(itertools.chain.from_iterable(parts)))
@@ -102,11 +103,11 @@ class Columns:
         self.fields = versions.record.fields  #: by name, in order
 
     def read(self, journal: Journal, message: Message) -> Any:
-        """The whole value; ``ValueError`` where a message is not of the type."""
+        """The decoded message; ``ValueError`` if it does not match."""
         return self._versions.read(message, self._place(journal, message))
 
     def value(self, data: bytes, place: Place) -> Any:
-        """The same of bytes that were stored at a place."""
+        """The same for bytes that were stored at a place."""
         return self._versions.read(data, place)
 
     def rows(self, journal: Journal, message: Message) -> list[list[Any]]:
@@ -133,7 +134,7 @@ class Recording:
         self.close()
 
     def close(self) -> None:
-        """Give the files back. Tables that were made stay."""
+        """Close the files. Tables that were made stay valid."""
         self._stack.close()
 
     @property
@@ -142,7 +143,7 @@ class Recording:
         return sorted({name for journal in self._journals for name in topic_names(journal, None)})
 
     def schema(self, topic: str) -> Schema | None:
-        """What the topic's messages are made of, where it was said: the newest version."""
+        """The newest schema of the topic's messages, or None."""
         return self._described.newest(topic)
 
     def batches(
@@ -154,7 +155,7 @@ class Recording:
         if topic not in self.topics:
             raise InvalidArgument(f"there is no topic {topic!r}; {nearest(topic, self.topics)}")
         columns = self._columns(topic)
-        chosen = located(self._journals, [topic], Span.of(self._journals, start, length, ("start", "length")))
+        chosen = located(self._journals, [topic], Span.of(self._journals, start, length))
         return _batches(chosen, columns, arrow_schema(columns), errors)
 
     def _columns(self, topic: str) -> Columns | None:

@@ -1,4 +1,6 @@
-"""Where a recorder writes: one journal, or one after another (parts), and the story in each. Any thread."""
+"""The journals that a recorder writes: one, or several in a row (parts), each with the story of the recording. Any
+thread.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ class Plan:
     max_bytes: int | None = None
     pre_buffer_s: float | None = None
     max_messages: int | None = None
-    found: frozenset[str] = frozenset()  #: addresses that nobody has written: the others go on without them
-    reach_s: float | None = None  #: how long publishers may take to answer; None: for ever, and nothing is said
+    found: frozenset[str] = frozenset()  #: addresses that a pattern has found: if one fails, the others go on
+    reach_s: float | None = None  #: how long publishers may take to answer; None: no limit, and nothing is reported
 
     @property
     def split(self) -> bool:
@@ -41,17 +43,17 @@ class Plan:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where each topic comes from; a recording holds no secret."""
+        """The address of each topic, without secrets, which must not get into a recording."""
         return {without_secrets(address): topic for address, topic in self.topics.items()}
 
 
 class Tape:
-    """The journal that is written now; begun with the tape, never over something that is there."""
+    """The journal that is being written. It is created with the tape; an existing one is never overwritten."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.part = 0
-        self.lost = 0  # as told so far, in all parts
+        self.lost = 0  # losses reported so far, in all parts
         self._lock = threading.Lock()  # guards the journal against being changed for the next part
         self._bytes = 0
         self._began = 0.0
@@ -60,7 +62,7 @@ class Tape:
         self._begin_part()
 
     def commit(self, entries: Sequence[Entry], size: int) -> None:
-        """Store them together; ``size`` is that of their bodies."""
+        """Store them in one commit; ``size`` is the size of their bodies."""
         with self._lock:
             if self._part_is_full(size):
                 self._append({"event": "ended", "part": self.part})
@@ -71,7 +73,9 @@ class Tape:
             self._bytes += size
 
     def pieces(self, entries: list[Entry]) -> Iterator[list[Entry]]:
-        """What to commit at a time. Where old segments go by size, a commit that fills one would go all at once."""
+        """The entries in pieces to commit. If old segments are removed by size, a commit that fills a segment would be
+        removed as a whole.
+        """
         most_bytes = MOST_BYTES if self.plan.max_bytes is None else min(MOST_BYTES, self._journal.segment_bytes)
         begin = size = 0
         for at, entry in enumerate(entries):
@@ -83,8 +87,7 @@ class Tape:
             yield entries[begin:]
 
     def describe(self, topic: str, schemas: Sequence[str]) -> None:
-        """What the topic's messages are made of, in this part and in those that follow: every version, the newest
-        last."""
+        """Store the schemas of a topic, in this part and in those that follow: every version, the newest last."""
         known = self._schemas.get(topic, ())
         if not schemas or schemas == known:
             return
@@ -94,14 +97,14 @@ class Tape:
                 self._journal.declare_schema(topic, schema)
 
     def tell(self, event: dict[str, Any]) -> None:
-        """One event of the story."""
+        """Store one event of the story."""
         with self._lock:
             self._append(event)
             if event["event"] == "lost":
                 self.lost += event["count"]
 
     def end(self, totals: dict[str, Any]) -> None:
-        """The end of the story; the second time nothing."""
+        """Store the end of the story; a second call does nothing."""
         with self._lock:
             if self._journal.closed:
                 return
@@ -115,9 +118,12 @@ class Tape:
         self._write(event)
 
     def _head_segment(self) -> None:
-        """Where old segments go by size, each begins with the addresses: whatever is left of the story has them."""
+        """If old segments are removed by size, begin each segment with the addresses, so that the rest of the story
+        always has them.
+        """
         journal = self._journal
-        if self.plan.max_bytes is not None and journal.writer.end >= journal.segment_bytes:  # the next begins a new one
+        # the next entry begins a new segment
+        if self.plan.max_bytes is not None and journal.writer.end >= journal.segment_bytes:
             self._write({"event": "going_on", "addresses": self.plan.addresses, "lost": self.lost})
 
     def _write(self, event: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
-"""A call in a copy of this process, so that what modules keep outside of themselves changes nothing here.
-
-Only for a process whose other threads hold no locks that the call needs: the command has none.
+"""Runs a call in a forked copy of this process, so that global state of modules is not changed here. Only for a process
+whose other threads hold no locks that the call needs: the command has no other threads.
 """
 
 from __future__ import annotations
@@ -28,14 +27,15 @@ RECORDS = {kind.__name__: kind for kind in (Break, Failure, Report, Shown, Verdi
 
 
 class ProcessEnded(StateError):
-    """The process ended before it had an answer: a module ended it."""
+    """The process ended without an answer: a module ended it."""
 
 
 def apart(function: Callable[[], Result]) -> Result:
-    """What ``function`` gives or raises, in a forked process. It gives a plain value, or a ``Verdict``. Of an error
-    that is not one of Penstock's only the text comes back."""
+    """Return or raise what ``function`` does, in a forked process. It must return a plain value, or a ``Verdict``. Of
+    an error that is not Penstock's own only the text is passed on.
+    """
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # else the copy would print it again
+        stream.flush()  # otherwise the copy would print it again
     reading, writing = os.pipe()
     die_with_parent = dying_with_parent()
     child = os.fork()
@@ -47,7 +47,7 @@ def apart(function: Callable[[], Result]) -> Result:
     try:
         with open(reading, "rb") as answer:
             given = answer.read()
-    except BaseException:  # Ctrl-C, which may have come to this process alone
+    except BaseException:  # Ctrl-C, which may have reached only this process
         os.kill(child, signal.SIGKILL)
         raise
     finally:
@@ -63,7 +63,7 @@ def apart(function: Callable[[], Result]) -> Result:
 
 
 def _answer(function: Callable[[], object], writing: int) -> NoReturn:
-    try:  # whatever happens, the copy does not go on with its parent's work
+    try:  # whatever happens, the copy must not continue the parent's work
         with open(writing, "wb") as answer:
             answer.write(_outcome(function))
         for stream in (sys.stdout, sys.stderr):
@@ -75,7 +75,7 @@ def _answer(function: Callable[[], object], writing: int) -> NoReturn:
 def _outcome(function: Callable[[], object]) -> bytes:
     try:
         outcome = True, function()
-    except KeyboardInterrupt:  # the parent has got it too
+    except KeyboardInterrupt:  # the parent gets it too
         return b""
     except BaseException as error:
         outcome = False, (type(error).__name__, str(error))
@@ -83,7 +83,7 @@ def _outcome(function: Callable[[], object]) -> bytes:
 
 
 def _to_plain(value: Any) -> Any:
-    """As JSON has it; what JSON does not have as an object with one name."""
+    """The value for JSON; a type that JSON does not have becomes an object with one key."""
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, tuple):

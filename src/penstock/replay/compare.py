@@ -19,7 +19,9 @@ __all__ = ["Difference", "first_difference"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first messages that differ: the number of the message, in what, and both; None: one output has ended."""
+    """The first difference: the number of the message, the differing fields, and both messages; None: one output has
+    ended.
+    """
 
     number: int
     fields: tuple[str, ...]
@@ -28,8 +30,9 @@ class Difference:
 
 
 def first_difference(first: Path | str, second: Path | str) -> tuple[Difference | None, int]:
-    """What differs first between two outputs (or recordings), and how many messages before it are equal;
-    ``StateError`` names one that was not written to its end."""
+    """The first difference between two outputs (or recordings), and how many messages before it are equal;
+    ``StateError`` names an output that is incomplete.
+    """
     with Script(first) as one, Script(second) as other:
         for script in (one, other):
             if script.story.known and not script.story.ended:

@@ -1,8 +1,7 @@
-"""The output of a replay: a journal with what was published and what would have left.
-
-Topics: what a module publishes stands under its name (``NAME`` or ``NAME.OUTPUT``), what came for an address or a
-module outside under ``to.`` and its topic. Times are virtual, so that two outputs can be compared byte for byte.
-The topic ``_recording`` says, as in a recording, whether the replay came to its end.
+"""The output of a replay: a journal with what was published and what would have been sent. Topics: what a module
+publishes is stored under its name (``NAME`` or ``NAME.OUTPUT``), a message for an address or a replaced module under
+``to.`` and its topic. Times are virtual, so that two outputs can be compared byte for byte. The topic ``_recording``
+says, as in a recording, whether the replay was completed.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ __all__ = ["Output", "topic_of_sink", "topic_of_source"]
 
 BATCH = 1024
 BATCH_BYTES = 4 << 20
-MAX_MESSAGE_BYTES = 512 << 20  # as much as a journal takes: what a module publishes was right where it ran
+MAX_MESSAGE_BYTES = 512 << 20  # the maximum of a journal: the module's message was accepted where it ran
 
 
 def topic_of_source(name: str) -> str:
-    """Where what ``name`` publishes is stored."""
+    """The topic for what ``name`` publishes."""
     return topic_of(name) if is_address(name) else topic_for(name)
 
 
 def topic_of_sink(name: str) -> str:
-    """Where what comes for ``name`` outside is stored."""
+    """The topic for messages to ``name``."""
     return f"to.{topic_of_source(name)}"
 
 
@@ -40,10 +39,10 @@ class _Kept(Journal):
 
 
 class Output:
-    """Written in batches; ``with`` closes it. The folder is made when there is something to store.
-
-    Modules do not learn that something could not be stored, since they did nothing wrong: ``error`` says it, and the
-    end of ``with`` raises it."""
+    """Written in batches; ``with`` closes it. The folder is created when there is something to store. Modules are not
+    told that something could not be stored, since it is not their fault: ``error`` holds it, and the end of ``with``
+    raises it.
+    """
 
     def __init__(self, directory: Path | str) -> None:
         self._directory = Path(directory)
@@ -63,7 +62,7 @@ class Output:
             self._write()
             if kind is None and self.error is not None:
                 raise self.error
-            if kind is None:  # else it is cut off, and says so by the missing end
+            if kind is None:  # otherwise the output is incomplete, which the missing end shows
                 self._tell("ended")
         finally:
             if self._opened is not None:
@@ -89,7 +88,7 @@ class Output:
         self._add(False, name, message)
 
     def left(self, name: str, message: Any) -> None:
-        """Store what came for ``name``."""
+        """Store a message to ``name``."""
         self._add(True, name, message)
 
     def _add(self, leaves: bool, name: str, message: Any) -> None:

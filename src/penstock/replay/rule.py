@@ -1,9 +1,9 @@
-"""Rules over what a replay gives: the first message that breaks one, and the inputs that are needed for that.
+"""Rules for the output of a replay: the first message that breaks one, and the inputs that are needed for that.
 
-A rule is a filter expression (``penstock.filter``) that every output message keeps to; a message without the fields
-that the rule names is not judged, and a rule that has judged no message says nothing. ``shrink`` is delta debugging: it
-leaves inputs out, first many, then fewer at a time, as long as the same topic still breaks the rule by the same moment.
-Each try is a replay of its own.
+A rule is a filter expression (``penstock.filter``) that every output message must satisfy; a message without the fields
+that the rule names is not judged, and a rule that has judged no message has no result. ``shrink`` is delta debugging:
+it leaves inputs out, first many, then fewer at a time, as long as the same topic still breaks the rule by the same
+moment. Each try is a replay of its own.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from penstock.topics import matches
 __all__ = ["Break", "Rule", "Shown", "Verdict", "first_break", "judge", "judge_all", "minimal", "shrink"]
 
 AROUND = 3  # messages shown before and after a break
-MAX_INPUTS = 1_000_000  # that a shrinking keeps in memory
+MAX_INPUTS = 1_000_000  # most inputs that shrinking keeps in memory
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An output message, kept for showing."""
+    """An output message, kept for display."""
 
     topic: str
     time_ns: int
@@ -51,7 +51,7 @@ class Break:
 
 
 class Rule:
-    """An expression, for outputs of some topics; None: of all."""
+    """An expression for the outputs of some topics; None: of all."""
 
     def __init__(self, expression: str, topics: list[str] | None = None) -> None:
         if isinstance(topics, str):
@@ -61,7 +61,7 @@ class Rule:
         self.topics = topics
 
     def keeps(self, topic: str, message: Any) -> bool | None:
-        """Whether this message keeps to it; None: the rule is not about it."""
+        """Whether this message satisfies it; None: the rule does not apply to it."""
         if self.topics is not None and not any(matches(pattern, topic) for pattern in self.topics):
             return None
         return self._judge(message)
@@ -73,7 +73,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a rule says of a replay: where it breaks, how many messages it judged until then, what else happened."""
+    """The result of a rule for a replay: where it breaks, how many messages it judged until then, and the replay's
+    report.
+    """
 
     found: Break | None
     judged: int
@@ -81,12 +83,12 @@ class Verdict:
 
     @property
     def holds(self) -> bool | None:
-        """None: nothing was judged."""
+        """Whether the rule holds; None: nothing was judged."""
         return False if self.found is not None else True if self.judged else None
 
 
 class _Watch:
-    """Looks at what a replay gives until the rule is broken."""
+    """Checks the output of a replay until the rule is broken."""
 
     def __init__(self, rule: Rule, only: str | None, around: int) -> None:
         self._rule, self._only, self._around = rule, only, around
@@ -141,7 +143,7 @@ def first_break(
     around: int = AROUND,
     stops: bool = True,
 ) -> Break | None:
-    """Where the rule breaks first; None: nowhere. The rest is as ``judge`` has it."""
+    """Where the rule breaks first; None: nowhere. Parameters as for ``judge``."""
     return judge(target, inputs, times_ns, rule, seed=seed, only=only, around=around, stops=stops).found
 
 
@@ -157,7 +159,7 @@ def judge(
     stops: bool = True,
 ) -> Verdict:
     """Replay until a message (of the topic ``only``) breaks the rule.
-    Without ``stops`` the modules are not stopped in order at the end, so that nothing is published by that."""
+    Without ``stops`` the modules are not stopped in order at the end, so that stopping publishes nothing."""
     return _watched(target, inputs, times_ns, [_Watch(rule, only, around)], seed, stops)[0]
 
 
@@ -212,9 +214,10 @@ def shrink(
     max_runs: int = 1000,
     run: Callable[[Callable[[], bool]], bool] = lambda replays: replays(),
 ) -> tuple[list[Input], bool, int]:
-    """Those of ``inputs`` without which the topic of ``found`` does not break the rule by that moment; whether none of
-    them can be left out (else ``max_runs`` replays were not enough to say so); how many replays it took. ``run`` calls
-    what it is given: ``apart.apart`` does so in a process of its own."""
+    """The ``inputs`` that are needed for the topic of ``found`` to break the rule by that moment; whether none of them
+    can be left out (False: ``max_runs`` replays were not enough to be sure); how many replays it took. ``run`` calls a
+    function: ``apart.apart`` does so in a process of its own.
+    """
     until = times_ns[0], max(times_ns[0], found.shown.time_ns)
 
     def still_breaks(some: Sequence[Input]) -> bool:
@@ -227,8 +230,9 @@ def shrink(
 
 
 def minimal(items: list[Item], holds: Callable[[Sequence[Item]], bool], max_runs: int) -> tuple[list[Item], bool, int]:
-    """A part of ``items`` for which ``holds`` and from which no single one can be left out; False where ``max_runs``
-    ended it before; how often ``holds`` was asked."""
+    """A subset of ``items`` for which ``holds`` is true and from which no single one can be left out; False if
+    ``max_runs`` ended the search before; how often ``holds`` was called.
+    """
     runs, pieces = 0, 1
     while items:
         size = -(-len(items) // pieces)

@@ -19,18 +19,20 @@ from penstock.replay.watchdog import quiet_refusals, watched
 
 __all__ = ["Report", "replay", "seeded"]
 
-#: Audit events of Python for what reaches outside of the process.
+#: Python's audit events for access to the outside of the process.
 OUTSIDE = frozenset({
     "subprocess.Popen", "os.system", "os.fork", "os.posix_spawn",
     "socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg",
 })  # fmt: skip
-SPAWNED = "multiprocessing.popen_spawn_posix"  # a process begun by this has no event, but this is imported for it
+# a process started by this causes no event, but the import of this module does
+SPAWNED = "multiprocessing.popen_spawn_posix"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How much went in, how long that took by the recording and by the machine, what failed, how many messages (by
-    module) were not handled at the end, and what else is odd."""
+    """How many inputs there were, how long they took in recorded and in real time, what failed, how many messages (by
+    module) were not handled at the end, and notes on anything unusual.
+    """
 
     inputs: int
     recorded_s: float
@@ -41,7 +43,7 @@ class Report:
 
     @property
     def succeeded(self) -> bool:
-        """Whether nothing failed that nobody handled."""
+        """Whether there was no unhandled failure."""
         return all(failure.handled for failure in self.failures)
 
 
@@ -58,13 +60,11 @@ def replay(
     enough: Callable[[], bool] = lambda: False,
     on_end: Callable[[], object] | None = lambda: None,
 ) -> Report:
-    """Put ``inputs`` into a new run of ``target``, from the first to the last of ``times_ns``.
-
-    ``paced``: as slowly as it was recorded, else as fast as it goes; the output is the same. ``on_input`` is called
-    before each input, after what is due before it. ``enough`` is asked before and after each input and ends it early.
-    ``on_end`` is called before the modules are stopped; None: they are not.
-
-    ``RefusedError`` where something was asked for that cannot be the same twice, also if a module caught that.
+    """Feed ``inputs`` to a new run of ``target``, from the first to the last of ``times_ns``. ``paced``: at the
+    recorded speed, otherwise as fast as possible; the output is the same. ``on_input`` is called before each input,
+    after what is due before it. ``enough`` is called before and after each input, and can end the replay early.
+    ``on_end`` is called before the modules are stopped; None: they are not stopped. ``RefusedError`` if something was
+    used that is not reproducible, even if a module caught that error.
     """
     began, count, first_ns = time.monotonic(), 0, times_ns[0]
     waiting: dict[str, int] = {}
@@ -73,10 +73,11 @@ def replay(
         using(VirtualClock(first_ns)) as clock,
         watched(lambda: (count, clock.time_ns())),
         quiet_refusals(clock),
-        _outside() as outside,
+        _outside_notes() as outside,
         target.at_home(),
         seeded(seed),
     ):
+        # From here on only the replay may move the clock: a module that tries gets a RefusedError.
         clock.replayed = True
         threads = set(threading.enumerate())
         actor = target.actor(clock, on_published, on_left)
@@ -92,11 +93,12 @@ def replay(
                     break
                 count += 1
                 on_input()
-                actor.put(one.source, one.message, one.ordinal, one.read)
+                actor.put(one.source, one.message, one.ordinal, one.schema)
                 _check(clock)
                 if enough():
                     break
             else:
+                # No input ended it early: let timers run up to the last recorded moment.
                 actor.advance(times_ns[1])
                 if on_end is not None:
                     on_end()
@@ -106,12 +108,12 @@ def replay(
             actor.close()
         _check(clock)
         seconds = time.monotonic() - began
-        notes = (*notes, *_own(threads), *outside)
+        notes = (*notes, *_threads_note(threads), *outside)
         return Report(count, (clock.time_ns() - first_ns) / 1e9, seconds, tuple(actor.failures), waiting, notes)
 
 
-def _own(before: set[threading.Thread]) -> list[str]:
-    """A word about threads that were begun meanwhile and still run: whatever they do, nobody orders it."""
+def _threads_note(before: set[threading.Thread]) -> list[str]:
+    """A note about threads that were started meanwhile and still run: their order is not under control."""
     names = sorted(one.name for one in set(threading.enumerate()) - before if not clocks.is_virtual(one))
     told = f"threads of one's own still run: {', '.join(names[:5])}; the output may differ the next time"
     return [told] if names else []
@@ -121,7 +123,7 @@ _outside_now: list[str] | None = None  # the notes of the replay that runs
 _hooked: list[bool] = []
 
 
-def _hear(event: str, arguments: tuple[object, ...]) -> None:
+def _note_audit_event(event: str, arguments: tuple[object, ...]) -> None:
     if event == "import" and _outside_now is not None and arguments[0] == SPAWNED:
         event = "os.posix_spawn"
     if _outside_now is not None and event in OUTSIDE:
@@ -131,12 +133,12 @@ def _hear(event: str, arguments: tuple[object, ...]) -> None:
 
 
 @contextlib.contextmanager
-def _outside() -> Iterator[list[str]]:
-    """A word about processes that are begun and sockets that are used inside."""
+def _outside_notes() -> Iterator[list[str]]:
+    """Collect notes about processes that are started and sockets that are used inside."""
     global _outside_now  # noqa: PLW0603
-    if not _hooked:  # a hook stays for good
+    if not _hooked:  # an audit hook cannot be removed
         _hooked.append(True)
-        sys.addaudithook(_hear)
+        sys.addaudithook(_note_audit_event)
     found: list[str] = []
     _outside_now = found
     try:
@@ -152,7 +154,7 @@ def _check(clock: VirtualClock) -> None:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, ``random`` gives the numbers of this seed."""
+    """Inside, ``random`` is seeded with this seed."""
     before = random.getstate()
     random.seed(seed)
     try:

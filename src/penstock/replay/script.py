@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from penstock.errors import InvalidArgument, PenstockError, nearest
+from penstock.errors import InvalidArgument, nearest
 from penstock.journal import Entry
-from penstock.recording.span import Span, located, reader, time_range, topic_names
+from penstock.recording.span import ARGUMENTS, Span, located, reader, time_range, topic_names
 from penstock.recording.story import parts, read_story
 from penstock.recording.tables import Described
 from penstock.recording.tape import Plan, Tape
 from penstock.topics import matches
 from penstock.types import Schema
-from penstock.types.fields import Reader, reader_of
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -29,26 +27,12 @@ AT_A_TIME = 10_000  # inputs that are stored together
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A recorded message, the name of the source that it stands for, and the ordinal that it has there."""
+    """A recorded message, the name of its source, and its ordinal there."""
 
     source: str
     message: Message
     ordinal: int
-    schema: Schema | None = None  #: what it is made of, where that is known
-
-    @property
-    def read(self) -> Reader | None:
-        """What gives its value."""
-        return None if self.schema is None else _reader_of(self.schema.text)
-
-
-@functools.lru_cache(256)
-def _reader_of(text: str) -> Reader | None:
-    """What gives the values of a schema; None where it cannot be read here."""
-    try:
-        return reader_of(Schema.parse(text))
-    except (PenstockError, ModuleNotFoundError):
-        return None
+    schema: Schema | None = None  #: its schema, if it is known
 
 
 class Script:
@@ -60,15 +44,17 @@ class Script:
         topics: list[str] | None = None,
         start: str | None = None,
         length: str | None = None,
+        *,
+        names: tuple[str, str] = ARGUMENTS,
     ) -> None:
-        """``start`` and ``length`` are as ``--from`` and ``--for`` say it."""
+        """``start`` and ``length`` as for ``--from`` and ``--for``; ``names`` are their names in error texts."""
         self.directory = directory = Path(directory)
         self._chosen = topics
         self._stack = contextlib.ExitStack()
         self.story = read_story(directory)
         try:
             self._journals = [self._stack.enter_context(reader(folder)) for folder in parts(directory)]
-            self._span = Span.of(self._journals, start, length)
+            self._span = Span.of(self._journals, start, length, names)
         except BaseException:
             self._stack.close()
             raise
@@ -77,11 +63,11 @@ class Script:
         known |= {name for name in self.story.ordinals if topics is None or any(matches(one, name) for one in topics)}
         self.topics = sorted(known)
         if topics and not self.topics:
-            names = {name for journal in self._journals for name in topic_names(journal, None)} | set(
+            every = {name for journal in self._journals for name in topic_names(journal, None)} | set(
                 self.story.ordinals
             )
             self._stack.close()
-            raise InvalidArgument(f"no topic matches {', '.join(topics)}; {nearest(topics[0], sorted(names))}")
+            raise InvalidArgument(f"no topic matches {', '.join(topics)}; {nearest(topics[0], sorted(every))}")
 
     def __enter__(self) -> Self:
         return self
@@ -93,10 +79,11 @@ class Script:
         """The first and the last moment of what is replayed of these topics."""
         topics = set(topics)
         first, last = self.story.span_ns or time_range(self._journals, topics)
-        if self.story.span_ns is None:  # not the least time: one stray message of 1970 would let timers tick from there
+        # not the least time: with one stray message of 1970 timers would tick from there
+        if self.story.span_ns is None:
             found = next(self.inputs(dict.fromkeys(topics, "")), None)
             first = first if found is None else found.message.timestamp_ns
-        if self._span.begin_ns is not None:  # --from may lie before the beginning, when nothing was there to tick
+        if self._span.begin_ns is not None:  # --from may lie before the beginning, when nothing was running
             first = max(self._span.begin_ns, (self.story.span_ns or time_range(self._journals))[0])
         return first, max(first, last if self._span.end_ns is None else min(last, self._span.end_ns))
 
@@ -110,8 +97,9 @@ class Script:
 
 
 def store_inputs(directory: Path, script: Script, inputs: Sequence[Input], span_ns: tuple[int, int]) -> None:
-    """Some of a script's inputs as a recording of their own. It is replayed from and to the same moments, so that
-    timers tick as they did; its topics are those of the script, and its messages have the ordinals that they had."""
+    """Store some of a script's inputs as a recording of their own. It is replayed from and to the same moments, so that
+    timers tick as before; its topics are those of the script, and its messages keep their ordinals.
+    """
     tape = Tape(Plan(directory, {at: name for name, at in script.story.addresses.items()}))
     tape.tell({"event": "span", "first_ns": span_ns[0], "last_ns": span_ns[1]})
     tape.tell({"event": "ordinals", "ordinals": {topic: [] for topic in script.topics}})

@@ -1,6 +1,6 @@
 """What a recording is replayed into: a gateway from its file, or a program on buses.
 
-A gateway's addresses and its modules that reach outside are the places that recorded topics go to. A program is a
+Recorded topics replace a gateway's addresses, and its modules that do I/O. A program is a
 Python file: it opens subscribers and publishers at ``bus:`` addresses when it is run, and its function ``step``, where
 there is one, is called after each message and timer; threads of its own and other reaches are refused.
 """
@@ -26,7 +26,7 @@ from penstock.gateway.errors import reason_of
 from penstock.gateway.stage import FAILURES, Failure, Stage, cast, noted
 from penstock.recording.story import topic_of
 from penstock.secrecy import without_secrets
-from penstock.types.fields import Reader
+from penstock.types import Schema
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -37,30 +37,30 @@ Told = Callable[[str, Any], object]
 
 
 class ProgramError(PenstockError):
-    """The program that is replayed into raised an error; the text says where."""
+    """The program raised an error; the text says where."""
 
 
 class Actor(Protocol):
-    """A target at work, once."""
+    """One run of a target."""
 
     def start(self) -> None:
-        """Begin, at the clock's first moment."""
+        """Begin at the clock's first moment."""
 
-    def put(self, source: str, message: Message, ordinal: int, read: Reader | None = None) -> None:
-        """One input, with all that is due before it and all that it causes; ``read`` gives its value."""
+    def put(self, source: str, message: Message, ordinal: int, schema: Schema | None = None) -> None:
+        """Handle everything that is due, then one input with all its effects; ``schema`` is its schema."""
 
     def advance(self, time_ns: int) -> None:
-        """Let the time go on."""
+        """Advance the time."""
 
     def stop(self) -> None:
-        """End in order; what is open is published."""
+        """End in order; open windows and the like are published."""
 
     def close(self) -> None:
         """End at once."""
 
     @property
     def failures(self) -> list[Failure]:
-        """What failed, so far, without ending it."""
+        """Failures so far that did not end the run."""
 
     @property
     def waiting(self) -> dict[str, int]:
@@ -68,23 +68,25 @@ class Actor(Protocol):
 
     @property
     def notes(self) -> list[str]:
-        """What is odd so far, a sentence each: addresses that nobody uses."""
+        """Notes on anything unusual so far, one sentence each: addresses that nobody uses, filters that name no
+        field.
+        """
 
 
 class Target(Protocol):
-    """What can be replayed into, any number of times."""
+    """Something into which a recording can be replayed, any number of times."""
 
     def sources(self, topics: Iterable[str], recorded: Mapping[str, str], mapping: list[str] | None) -> dict[str, str]:
-        """The source that each topic stands for; topics without one are left out."""
+        """The source of each topic; topics without one are left out."""
 
     def unfed(self, sources: Mapping[str, str]) -> list[str]:
-        """Sources that no topic stands for."""
+        """Sources without a recorded topic."""
 
     def actor(self, clock: VirtualClock, on_published: Told, on_left: Told) -> Actor:
-        """A new run; the clock is in use."""
+        """Create a new run; the clock must be in use."""
 
     def at_home(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, what lies beside the target's file can be imported."""
+        """Inside, modules in the folder of the target's file can be imported."""
 
 
 def target(file: Path | str, mapping: list[str] | None = None, outputs: Iterable[str] = ()) -> Target:
@@ -110,8 +112,9 @@ def _beside(file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nothing_opened() -> Iterator[None]:
-    """Inside, a virtual clock is in use: what modules open when they are imported is refused as it is in a replay,
-    which would send by it."""
+    """Inside, a virtual clock is in use, so that modules cannot open handles when they are imported: in a replay these
+    would really send.
+    """
     if in_use():
         yield
         return
@@ -126,7 +129,7 @@ class GatewayTarget:
     """A gateway from its file, on one thread."""
 
     def __init__(self, file: Path | str, inputs: Iterable[str] = ()) -> None:
-        """``inputs`` names modules that the recording stands for, whatever they are."""
+        """``inputs`` names modules that the recording replaces in any case."""
         self._file = Path(file)
         with self.at_home(), _nothing_opened():  # modules are imported here
             self.configuration = read(self._file)
@@ -169,7 +172,7 @@ class ProgramTarget:
     """A program on direct buses."""
 
     def __init__(self, file: Path | str, outputs: tuple[str, ...]) -> None:
-        """``outputs`` are the ``bus:`` addresses whose messages are what the program gives."""
+        """``outputs`` are the ``bus:`` addresses whose messages are the program's output."""
         file = Path(file)
         if not file.is_file():
             raise InvalidArgument(f"there is no program {str(file)!r}")
@@ -179,7 +182,7 @@ class ProgramTarget:
             _check_bus(text, "--capture")
         self._file = file
         self._outputs = outputs
-        self._places: list[str] = []  # where topics go
+        self._places: list[str] = []  # the buses that topics are published to
 
     def at_home(self) -> contextlib.AbstractContextManager[None]:
         return _beside(self._file)
@@ -205,16 +208,17 @@ class ProgramTarget:
 
 
 class _Program:
-    """A program that was run and waits for messages."""
+    """A program that was started and waits for messages."""
 
     def __init__(
         self, file: Path, outputs: tuple[str, ...], places: list[str], clock: VirtualClock, told: Told
     ) -> None:
         self._file, self._clock = file, clock
-        # A program may keep no handle of a bus that it subscribes to: until the first message nobody would hold it.
+        # Keep the buses alive: a program may keep no handle of a bus, which would then be gone before the first
+        # message.
         self._held = [named_bus(address.parse(text).name) for text in places]
         self._publishers: dict[str, Any] = {}
-        self._heard: dict[str, bool] = {}  # sources: whether anybody has listened
+        self._heard: dict[str, bool] = {}  # by source: whether it had a subscriber
         self._captured = dict.fromkeys(outputs, 0)
         self._told = told
         self._listeners = []
@@ -233,7 +237,7 @@ class _Program:
         self._told(text, message)
 
     def start(self) -> None:
-        with self._blamed():
+        with self._program_errors():
             self._names = runpy.run_path(str(self._file), run_name="__replay__")
         step = self._names.get("step")
         if step is not None and (not callable(step) or inspect.iscoroutinefunction(step)):
@@ -241,8 +245,8 @@ class _Program:
         self._step()
 
     @contextlib.contextmanager
-    def _blamed(self) -> Iterator[None]:
-        """An error inside is one of the program, at a line of it."""
+    def _program_errors(self) -> Iterator[None]:
+        """Turn an error inside into a ``ProgramError`` that names the line of the program."""
         try:
             yield
         except FAILURES as error:
@@ -250,7 +254,7 @@ class _Program:
                 raise
             raise ProgramError(f"{_place_in(self._file, error)}: {reason_of(error)}") from error
 
-    def put(self, source: str, message: Message, ordinal: int, read: Reader | None = None) -> None:
+    def put(self, source: str, message: Message, ordinal: int, schema: Schema | None = None) -> None:
         self.advance(message.timestamp_ns)
         if source not in self._publishers:
             self._publishers[source] = address.publisher(source)
@@ -273,13 +277,13 @@ class _Program:
         self._clock.set_time_ns(time_ns)
 
     def _fire(self, time_ns: int) -> bool:
-        with self._blamed():
+        with self._program_errors():
             return self._clock.fire_next(self._clock.seconds_at(time_ns))
 
     def _step(self) -> None:
         step = self._names.get("step")
         if step is not None:
-            with self._blamed():
+            with self._program_errors():
                 step()
 
     @property
@@ -311,7 +315,7 @@ class _Program:
 
 
 def _place_in(file: Path, error: BaseException) -> str:
-    """The last line of the file that an error went through."""
+    """The last line of the file in an error's traceback."""
     line = error.lineno if isinstance(error, SyntaxError) else None
     frame = error.__traceback__
     while frame is not None:
@@ -346,7 +350,7 @@ def _check_bus(text: str, option: str) -> None:
 
 
 def _place(text: str) -> Any:
-    """An address without its options; anything else is its own place."""
+    """An address without its options; any other text unchanged."""
     if not is_address(text):
         return text
     parsed = address.parse(text)

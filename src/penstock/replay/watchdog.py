@@ -1,6 +1,5 @@
-"""Words about a replay that does not go on, and about threads of modules.
-
-One thread runs all modules, so one of them that waits for ever or goes round in a loop stops the replay without a word.
+"""Warnings about a replay that makes no progress, and about threads of modules. One thread runs all modules, so a
+module that waits for ever or loops endlessly would stop the replay silently.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from penstock.clock import VirtualClock
 __all__ = ["quiet_refusals", "watched"]
 
 TELL_AFTER_S = 10.0  # as a live gateway does by itself (``stuck_after_s``)
-LOOKS = 10  # in that time
+LOOKS = 10  # checks in that time
 OURS = (str(Path(penstock.__file__).parent), sysconfig.get_path("stdlib"))
 log = logging.getLogger("penstock.replay")
 
 
 @contextlib.contextmanager
 def watched(progress: Callable[[], object]) -> Iterator[None]:
-    """Inside, it is told once where this thread is when ``progress`` has not changed for ``TELL_AFTER_S``."""
+    """Inside, report once where this thread is if ``progress`` has not changed for ``TELL_AFTER_S``."""
     ended, thread = threading.Event(), threading.get_ident()
 
     def watch() -> None:
@@ -48,7 +47,7 @@ def watched(progress: Callable[[], object]) -> Iterator[None]:
 
 
 def _place(thread: int) -> str:
-    """The innermost line of what is neither Penstock nor Python's own library."""
+    """The innermost line that is neither in Penstock nor in Python's own library."""
     innermost = frame = sys._current_frames().get(thread)
     while frame is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back
@@ -63,7 +62,9 @@ def _line(frame: FrameType | None) -> str:
 
 @contextlib.contextmanager
 def quiet_refusals(clock: VirtualClock) -> Iterator[None]:
-    """Inside, a thread of a module that ends by what was refused prints no traceback: the replay ends with that."""
+    """Inside, a thread of a module that ends because of a refusal prints no traceback: the replay itself ends with that
+    error.
+    """
     before = threading.excepthook
 
     def print_others(ended: threading.ExceptHookArgs) -> None:

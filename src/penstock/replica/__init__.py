@@ -1,7 +1,7 @@
 """A broker's log on a replicated stream: one commit is one block, confirmed when a quorum of machines has it.
 
 ``Replica(directory, "nats://h1,h2,h3/STREAM").disk()`` is the disk that a journal is opened with. What the journal
-writes and syncs is appended to the stream; the directory is a copy of it that is made again wherever it is missing.
+writes and syncs is appended to the stream; the directory is a copy of it, which is rebuilt if it is missing.
 """
 
 from __future__ import annotations

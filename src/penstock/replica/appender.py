@@ -1,12 +1,12 @@
-"""Appender: adds blocks to a stream and knows of each whether it is there. Nobody else adds any after it, or it stops.
+"""Appender: adds blocks to a stream and makes sure of each that it is stored. If another writer appends, it stops.
 
-After a time-out, a lost connection or "wrong last sequence" the outcome of an append is unknown, and the block at the
-place where it should be is read: the same bytes, and it is there; other bytes, and another broker leads (FencedError);
-nothing, and the same block is sent again. That is safe as often as it is done: it can only ever land at that place.
-So nothing is decided by time, and ``append`` waits for as long as the stream has no quorum.
+After a time-out, a lost connection or "wrong last sequence" the outcome of an append is unknown, so the block at its
+place is read. The same bytes: it is stored. Other bytes: another broker leads (FencedError). Nothing: the same block is
+sent again. This may be repeated safely, since the block can only be stored at that place. So nothing depends on time,
+and ``append`` waits as long as the stream has no quorum.
 
-A stream that has lost blocks, which its servers do when files of theirs are damaged, is noticed here too
-(LostBlocksError): whoever opens it again on the directory that has them puts them back. One thread.
+A stream that has lost blocks, as its servers do when their files are damaged, is noticed here too (LostBlocksError):
+opening it again on the directory that has them restores them. One thread.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from penstock.replica.client import UnansweredError
 from penstock.replica.stream import Blocks, StreamError, WrongLastError
 
 log = logging.getLogger("penstock.replica")
-PAUSE_S = 0.05  # between two tries
+PAUSE_S = 0.05  # pause between two tries
 TELL_S = 10.0
-CHECK_S = 5.0  # between two looks at whether the stream has lost blocks
-SHORT_S = 10.0  # a stream that ends too early may be a server that is not up to date yet
+CHECK_S = 5.0  # how often to check whether the stream has lost blocks
+SHORT_S = 10.0  # how long a stream may end too early: its server may not be up to date yet
 
 
 class FencedError(PenstockError, OSError):
-    """Another broker writes to the stream: this one must end. What it confirmed, the other has."""
+    """Another broker writes to the stream: this one must end. The other has everything that this one confirmed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -37,7 +37,7 @@ class FencedError(PenstockError, OSError):
 
 
 class LostBlocksError(PenstockError, OSError):
-    """The stream has lost blocks that were confirmed: it must be opened again, on the directory that has them."""
+    """The stream has lost confirmed blocks: it must be opened again, on the directory that has them."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -46,7 +46,7 @@ class LostBlocksError(PenstockError, OSError):
 
 
 class Appender:
-    """The end of a stream, as its only writer knows it. ``missing``: the blocks that it had lost before."""
+    """The end of a stream, as its only writer knows it. ``missing``: the number of blocks that it had lost before."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class Appender:
         self.unknown = 0  # appends whose outcome had to be looked up
 
     def end_after(self, seconds: float) -> None:
-        """Wait no longer than so many seconds from now on for an outcome. Any thread, any signal handler."""
+        """Wait at most this many seconds from now on for an outcome. Any thread, any signal handler."""
         self._end_at = time.monotonic() + seconds
 
     def append(self, data: bytes) -> int:
-        """Add a block; its sequence. FencedError: another broker has; it stays so."""
+        """Add a block; returns its sequence. FencedError: another broker has added one; this is final."""
         if self.fault is not None:
             raise self.fault
         sequence = self.last + 1
@@ -92,7 +92,9 @@ class Appender:
         return sequence
 
     def _check(self) -> None:
-        """Whether the stream has lost blocks since the last look. What was appended just now is there all the same."""
+        """Raise if the stream has lost blocks since the last check. The block appended just now is stored in any
+        case.
+        """
         self._check_at = time.monotonic() + CHECK_S
         try:
             missing = self.blocks.bounds().missing
@@ -118,14 +120,16 @@ class Appender:
         return False
 
     def _is_there(self, data: bytes, moved: bool) -> bool:
-        """Whether the block is at its place. ``moved``: somebody says that the stream does not end before it."""
+        """Whether the block is at its place. ``moved``: the server says that the stream does not end right before
+        it.
+        """
         found = self.blocks.read(self.last + 1)
         if found is None and moved:
             bounds = self.blocks.bounds()
             if bounds.last < self.last:
                 self._note_short(f"ends with block {bounds.last}, and block {self.last} was confirmed")
             if bounds.first > self.last + 1:
-                found = b""  # there was one, and it was purged: not by us
+                found = b""  # there was a block, and it was purged, but not by us
         if found is None or found == data:
             return found is not None
         self.fault = FencedError(f"another broker writes to {self.blocks.name}: block {self.last + 1} is not ours")

@@ -1,4 +1,4 @@
-"""Blocks: what one commit puts on the stream. The one place that knows their bytes; no I/O.
+"""Blocks: what one commit appends to the stream. The only place that knows their bytes; no I/O.
 
     0  magic "PBLK"        4  version      6  flags
     8  UUID of the journal (16)
@@ -68,7 +68,7 @@ class Block:
         return bool(self.flags & EPOCH)
 
     def begin_sequence(self, sequence: int) -> int:
-        """Where its segment begins, given its own sequence; 0: it belongs to none."""
+        """The sequence at which its segment begins, given its own sequence; 0: it belongs to none."""
         return sequence if self.begins else self.link
 
     def encode(self) -> bytes:

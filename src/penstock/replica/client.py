@@ -1,7 +1,7 @@
 """A small blocking NATS client: one connection at a time to any of several servers, requests and their answers.
 
-It connects when it is asked something, and to another server after a failure. There is no thread: what a server sends
-while nothing is asked waits in the socket. One thread uses it at a time.
+It connects at the first request, and to another server after a failure. There is no thread: what a server sends between
+requests waits in the socket. One thread uses it at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import ProtocolError, RefusedError
+from penstock.errors import ProtocolError, RefusedError, describe
 from penstock.replica import protocol
 from penstock.replica.protocol import Failure, Info, Message, Parser, Ping, Pong
 
@@ -26,12 +26,12 @@ NO_RESPONDERS = 503
 
 
 class UnansweredError(TimeoutError):
-    """No answer came: what was asked for may have been done, may be done later, or never."""
+    """No answer came: the request may have been carried out, may be carried out later, or never."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """How to get in. ``tls``: a context to verify servers with (and to show a certificate of one's own)."""
+    """The credentials. ``tls``: a context that verifies servers (and may present a client certificate)."""
 
     token: str = field(default="", repr=False)
     user: str = ""
@@ -39,7 +39,7 @@ class Access:
     tls: ssl.SSLContext | None = field(default=None, repr=False)
 
     def words(self) -> dict[str, str]:
-        """What ``CONNECT`` says of it."""
+        """The fields of ``CONNECT``."""
         if self.token:
             return {"auth_token": self.token}
         return {"user": self.user, "pass": self.password} if self.user else {}
@@ -63,7 +63,7 @@ class Connection:
 
     @property
     def max_payload(self) -> int:
-        """The longest message that the server takes."""
+        """The longest message that the server accepts."""
         found = self.info.get("max_payload")
         return found if isinstance(found, int) and found > 0 else 1 << 20
 
@@ -84,12 +84,12 @@ class Connection:
                 raise RefusedError(f"{_name(self.server)} says: {event.text}")
 
     def send(self, *pieces: bytes) -> None:
-        """All of it."""
+        """Send everything."""
         for piece in pieces if sum(map(len, pieces)) > READ_BYTES else (b"".join(pieces),):
             self._socket.sendall(piece)
 
     def event(self, deadline: float) -> protocol.Event:
-        """The next event; UnansweredError when there is none until then."""
+        """The next event; UnansweredError if there is none before the deadline."""
         while not self._events:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -126,7 +126,7 @@ def _name(server: tuple[str, int]) -> str:
 
 
 class Client:
-    """Requests to whichever server answers."""
+    """Sends requests to any server that answers."""
 
     def __init__(self, servers: Sequence[tuple[str, int]], access: Access | None = None) -> None:
         self.servers = list(servers)
@@ -137,7 +137,7 @@ class Client:
         self._number = 0
 
     def connection(self) -> Connection:
-        """The one there is, or a new one to the next server that lets us in."""
+        """The current connection, or a new one to the next server that accepts it."""
         if self._connection is not None:
             return self._connection
         problem: Exception | None = None
@@ -152,12 +152,12 @@ class Client:
                 self._next += 1
                 problem = error
         names = ", ".join(map(_name, self.servers))
-        raise ConnectionError(f"no NATS server answers at {names}: {problem}")
+        raise ConnectionError(f"no NATS server answers at {names}: {describe(problem) if problem else 'none is named'}")
 
     def request(
         self, subject: str, data: bytes = b"", headers: Mapping[str, str] | None = None, *, timeout: float
     ) -> Message:
-        """One question, one answer. UnansweredError: none came. ConnectionError: nobody was asked."""
+        """One request, one answer. UnansweredError: no answer came. ConnectionError: the request was not sent."""
         for message in self.requests(subject, data, headers, timeout=timeout):
             return message
         raise UnansweredError(f"no answer to {subject}")
@@ -165,7 +165,7 @@ class Client:
     def requests(
         self, subject: str, data: bytes = b"", headers: Mapping[str, str] | None = None, *, timeout: float
     ) -> Iterator[Message]:
-        """One question, as many answers as are taken; ``timeout`` is for each."""
+        """One request, any number of answers; ``timeout`` is for each."""
         connection = self.connection()
         self._number += 1
         inbox = f"{self._inbox}.{self._number}"
@@ -190,7 +190,7 @@ class Client:
                 raise ConnectionError(f"the server says: {event.text}")
 
     def disconnect(self) -> None:
-        """Give up the connection: the next request goes to the next server."""
+        """Close the connection: the next request goes to the next server."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

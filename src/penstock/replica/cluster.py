@@ -1,4 +1,4 @@
-"""A NATS cluster on this machine, for trying and for tests: its nodes are child processes and end with this one.
+"""A NATS cluster on this machine, for trials and tests: its nodes are child processes and end with this one.
 
 The nodes keep their data, configuration and ports in a directory, so that a cluster that is started again there has
 what it had. They listen on loopback alone and sync every message (``sync_interval: always``). One thread.
@@ -16,12 +16,14 @@ import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from penstock.errors import InvalidArgument, PenstockError
+from penstock.errors import InvalidArgument, PenstockError, RefusedError
 from penstock.journal.disk import Disk, read_all
+from penstock.journal.lock import WriterLock, writer_pid
 from penstock.replica.stream import ANSWER_S, JetStream, Target
 from penstock.system import dying_with_parent
 
@@ -35,7 +37,7 @@ PORTS_NAME = "ports.json"
 
 @dataclass(frozen=True)
 class Ports:
-    """Where a node listens: for clients, for the other nodes, and for questions by HTTP."""
+    """The ports of a node: for clients, for the other nodes, and for monitoring by HTTP."""
 
     client: int
     cluster: int
@@ -44,7 +46,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class Encryption:
-    """The files that TLS takes; without an authority servers show a certificate and ask for none."""
+    """The files for TLS; without an authority, servers present a certificate and ask for none."""
 
     certificate: Path
     key: Path
@@ -61,36 +63,50 @@ def server_program() -> str:
 
 
 def configuration(
-    name: str, ports: Ports, routes: list[int], store: Path, token: str = "", encryption: Encryption | None = None
+    name: str,
+    host: str,
+    ports: Ports,
+    routes: list[str],
+    store: Path,
+    token: str = "",
+    encryption: Encryption | None = None,
 ) -> str:
-    """The configuration file of one node."""
+    """The configuration file of one node. ``routes``: where each node listens for the others."""
     lines = [
         f"server_name: {name}",
-        f"listen: {json.dumps(f'{HOST}:{ports.client}')}",
-        f"http: {json.dumps(f'{HOST}:{ports.monitor}')}",
+        f"listen: {_quoted(f'{host}:{ports.client}')}",
+        f"http: {_quoted(f'{host}:{ports.monitor}')}",
         f"max_payload: {MAX_PAYLOAD}",
-        f"jetstream {{ store_dir: {json.dumps(str(store))}, sync_interval: always }}",
+        f"jetstream {{ store_dir: {_quoted(str(store))}, sync_interval: always }}",
     ]
     if token:
-        lines.append(f"authorization {{ token: {json.dumps(token)} }}")
+        lines.append(f"authorization {{ token: {_quoted(token)} }}")
     if encryption is not None:
         files = {"cert_file": encryption.certificate, "key_file": encryption.key, "ca_file": encryption.authority}
-        words = [f"{word}: {json.dumps(str(file.absolute()))}" for word, file in files.items() if file is not None]
+        words = [f"{word}: {_quoted(str(file.absolute()))}" for word, file in files.items() if file is not None]
         lines.append(f"tls {{ {', '.join(words)} }}")
     if len(routes) > 1:
-        others = ", ".join(json.dumps(f"nats://{HOST}:{port}") for port in routes)
-        listen = json.dumps(f"{HOST}:{ports.cluster}")
+        others = ", ".join(_quoted(f"nats://{route}") for route in routes)
+        listen = _quoted(f"{host}:{ports.cluster}")
         lines.append(f"cluster {{ name: {CLUSTER_NAME}, listen: {listen}, routes: [{others}] }}")
     return "\n".join([*lines, ""])
 
 
-class Node:
-    """One server."""
+def _quoted(text: str) -> str:
+    """A string of a configuration file, which knows no ``\\u00f6``."""
+    return json.dumps(text, ensure_ascii=False)
 
-    def __init__(self, name: str, directory: Path, ports: Ports) -> None:
+
+class Node:
+    """One server. ``program`` and ``within``, a command that runs another one, take effect at the next start."""
+
+    def __init__(self, name: str, directory: Path, host: str, ports: Ports) -> None:
         self.name = name
         self.directory = directory
+        self.host = host
         self.ports = ports
+        self.program = ""  # that of ``server_program``
+        self.within: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -99,15 +115,15 @@ class Node:
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        """Start it; it goes on with what it has on disk."""
-        command = [server_program(), "-c", str(self.directory / "nats.conf")]
+        """Start it; it continues with what it has on disk."""
+        command = [*self.within, self.program or server_program(), "-c", str(self.directory / "nats.conf")]
         with open(self.directory / "log", "ab", opener=_private) as log:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us: we end them in order
+                start_new_session=True,  # Ctrl-C must reach only this process, which ends the nodes in order
                 preexec_fn=dying_with_parent(),  # noqa: PLW1509 - two system calls, of a library that is loaded
             )
 
@@ -138,43 +154,39 @@ class Cluster:
         stream: str = "penstock",
         token: str = "",
         encryption: Encryption | None = None,
+        hosts: Sequence[str] = (),
     ) -> None:
+        """``hosts``: the addresses that the nodes listen on, where they are not to share this machine's loopback."""
         if nodes not in (1, 3, 5):
             raise InvalidArgument(f"nodes={nodes} is not a choice; valid: 1, 3, 5")
         self.directory = Path(directory)
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock: WriterLock | None = None
         self._token = token
-        self._encrypted = encryption is not None
+        self._encryption = encryption
         self.stream = stream
         self.nodes: list[Node] = []
         ports = _ports(self.directory, nodes)
-        for number, taken in enumerate(ports, 1):
-            place = self.directory / f"node{number}"
-            place.mkdir(mode=0o700, exist_ok=True)
-            node = Node(f"node{number}", place, taken)
-            text = configuration(
-                node.name, taken, [each.cluster for each in ports], (place / "data").absolute(), token, encryption
-            )
-            Disk().write_file(place / "nats.conf", text.encode())
-            self.nodes.append(node)
+        for number, (host, taken) in enumerate(zip(hosts or [HOST] * nodes, ports, strict=True), 1):
+            self.nodes.append(Node(f"node{number}", self.directory / f"node{number}", host, taken))
 
     @property
     def address(self) -> str:
-        """What a broker's ``--store`` takes, without the token."""
+        """The value for a broker's ``--store``, without the token."""
         return self._address()
 
     def _address(self, secret: str = "") -> str:
-        hosts = ",".join(f"{HOST}:{node.ports.client}" for node in self.nodes)
+        hosts = ",".join(f"{node.host}:{node.ports.client}" for node in self.nodes)
         tail = "" if len(self.nodes) == 3 else f"?replicas={len(self.nodes)}"
-        return f"{'tls' if self._encrypted else 'nats'}://{secret}{hosts}/{self.stream}{tail}"
+        return f"{'tls' if self._encryption is not None else 'nats'}://{secret}{hosts}/{self.stream}{tail}"
 
     @property
     def monitors(self) -> list[str]:
-        """Where each node answers questions by HTTP."""
-        return [f"http://{HOST}:{node.ports.monitor}" for node in self.nodes]
+        """The monitoring addresses of the nodes."""
+        return [f"http://{node.host}:{node.ports.monitor}" for node in self.nodes]
 
     def connect(self, tls: ssl.SSLContext | None = None, answer_s: float = ANSWER_S) -> JetStream:
-        """The stream, made where it is missing: that takes a quorum. Waits for it."""
+        """The stream, created if it does not exist. Waits for a quorum, which that needs."""
         target = Target.parse(self._address(f"{self._token}@" if self._token else ""), tls)
         blocks = JetStream(target, answer_s=answer_s)
         deadline = time.monotonic() + START_S
@@ -192,8 +204,18 @@ class Cluster:
                 time.sleep(0.1)
 
     def start(self) -> None:
-        """Start all nodes."""
+        """Start all nodes. RefusedError: they run already."""
+        try:
+            self._lock = WriterLock(self.directory)
+        except RefusedError:
+            text = f"a cluster runs on {self.directory} already (process {writer_pid(self.directory)})"
+            raise RefusedError(text) from None
+        routes = [f"{node.host}:{node.ports.cluster}" for node in self.nodes]
         for node in self.nodes:
+            node.directory.mkdir(mode=0o700, exist_ok=True)
+            store = (node.directory / "data").absolute()
+            text = configuration(node.name, node.host, node.ports, routes, store, self._token, self._encryption)
+            Disk().write_file(node.directory / "nats.conf", os.fsencode(text))
             node.start()
 
     def close(self) -> None:
@@ -206,6 +228,8 @@ class Cluster:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     node.process.wait(END_S)
                 node.kill()
+        if self._lock is not None:
+            self._lock.release()
 
     def __enter__(self) -> Self:
         self.start()
@@ -216,7 +240,7 @@ class Cluster:
 
 
 def _ports(directory: Path, nodes: int) -> list[Ports]:
-    """Those of the last time, or free ones."""
+    """The ports of the last start, or free ones."""
     path = directory / PORTS_NAME
     try:
         kept = [Ports(*map(int, row)) for row in json.loads(read_all(path))]

@@ -1,10 +1,10 @@
 """ReplicatedDisk: the journal's disk whose ``sync`` is an append to the stream.
 
-A journal writes a batch to its log, syncs it, and only then moves its frontier and confirms. Here the write goes to
-the local file, unsynced, and the sync appends the same bytes to the stream: when it returns, a quorum of machines has
-them. A new segment (its header and the snapshot at its head) is a block too. Everything else in the directory
-(indexes, sums, seals) can be made again from the logs and is only local. Retention purges the stream.
-The journal's thread that leads calls it; never two at a time.
+A journal writes a batch to its log, syncs it, and only then moves its frontier and confirms. Here the write goes to the
+local file without a sync, and the sync appends the same bytes to the stream: when it returns, a quorum of machines has
+them. A new segment (its header and the snapshot at its head) is a block too. Everything else in the directory (indexes,
+sums, seals) can be rebuilt from the logs and is only local. Retention purges the stream. The journal's thread that
+leads calls it; never two at a time.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class ReplicatedDisk(UnsyncedDisk):
         self._segment = directory.segment
         self._end = directory.end
         self._begin = directory.begins.get(directory.segment, 0)
-        self._names: dict[int, str] = {}  # of the logs that are open
-        self._unsent: dict[int, bytes] = {}  # written to them, and not on the stream
+        self._names: dict[int, str] = {}  # names of the open logs
+        self._unsent: dict[int, bytes] = {}  # bytes written to them that are not on the stream yet
         self._purged = 0
 
     # -- files ------------------------------------------------------------------------------------------------------
@@ -55,19 +55,21 @@ class ReplicatedDisk(UnsyncedDisk):
         return file
 
     def close(self, file: int) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         self._names.pop(file, None)
         self._unsent.pop(file, None)
         super().close(file)
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """A whole file. A whole log would be a segment rewritten, which the stream knows nothing of."""
+        """Write a whole file. Refuses a log: that would be a rewritten segment, which the stream cannot represent."""
         if path.suffix == ".log":
             raise StateError("segments of a replicated journal are not rewritten: neither compacted nor repaired")
         super().write_file(path, data)
 
     def write(self, file: int, data: bytes, zeros: int, offset: int) -> None:
-        """Into the local file; what belongs to the log is kept for ``sync``. Room ahead would serve nothing here."""
+        """Write to the local file; bytes of the log are kept for ``sync``. No space is allocated ahead, which would be
+        useless here.
+        """
         super().write(file, data, 0, offset)
         name = self._names.get(file)
         if name is None:
@@ -79,12 +81,12 @@ class ReplicatedDisk(UnsyncedDisk):
         elif (
             offset == self._end and data[:4] == layout.BATCH_MAGIC and layout.parse_segment_name(name) == self._segment
         ):
-            self._unsent[file] = data  # anything else is a seal, or what recovery writes once more
+            self._unsent[file] = data  # anything else is a seal, or a rewrite by recovery
         elif offset > self._end and data[:4] == layout.BATCH_MAGIC and layout.parse_segment_name(name) == self._segment:
             raise StateError(f"{name} is written at {offset}, and the stream has it up to {self._end}")
 
     def rename(self, old: Path, new: Path) -> None:
-        """A segment that is on the stream must be here under its name, or nothing can follow."""
+        """Rename a file. A segment that is on the stream must get its name here, or nothing can follow it."""
         try:
             super().rename(old, new)
         except OSError as error:
@@ -96,7 +98,7 @@ class ReplicatedDisk(UnsyncedDisk):
                 self._names[file] = new.name
 
     def remove(self, path: Path) -> None:
-        """A log that goes is purged from the stream, where nothing older is kept."""
+        """Remove a file. A removed log is also purged from the stream, if nothing older is kept."""
         super().remove(path)
         segment = layout.parse_segment_name(path.name)
         if segment in self._begins:
@@ -115,7 +117,9 @@ class ReplicatedDisk(UnsyncedDisk):
     # -- the stream -------------------------------------------------------------------------------------------------
 
     def sync(self, file: int) -> None:
-        """What was written to a log is on the stream when this returns. OSError: nobody knows, or another leads."""
+        """Return when what was written to a log is on the stream. OSError: the outcome is unknown, or another broker
+        leads.
+        """
         data = self._unsent.pop(file, b"")
         if self._appender.fault is not None and file in self._names:
             raise OSError(self._appender.fault.errno or errno.EIO, str(self._appender.fault))
@@ -136,7 +140,7 @@ class ReplicatedDisk(UnsyncedDisk):
         self._segment, self._begin, self._end = segment, begin, len(data)
 
     def _append(self, data: bytes, segment: tuple[int, int], offset: int, link: int, flags: int) -> int:
-        """One block, or a chain of them; the sequence of the first."""
+        """Append one block, or a chain of them; returns the sequence of the first."""
         batch = layout.BATCH.unpack_from(data, layout.SEGMENT_HEADER_BYTES if flags & BEGIN else 0)
         first = batch[3]
         following = first + batch[4]
@@ -155,7 +159,7 @@ class ReplicatedDisk(UnsyncedDisk):
 
 
 def epoch_block(directory: Refilled, epoch: int, writer: int) -> bytes:
-    """What says that ``writer`` leads from here on."""
+    """The block that says that ``writer`` leads from here on."""
     link = directory.begins.get(directory.segment, 0)
     following = directory.next
     return Block(

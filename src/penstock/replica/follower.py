@@ -1,8 +1,8 @@
 """Follower: a directory that follows a stream. Readers there use ``journal:DIRECTORY`` as they do on the broker's own.
 
-It adds each commit as the broker wrote it, byte for byte, with the index and the frontier that readers need. It never
-writes to the stream. When it begins, and every ``CHECK_S`` after that, all sealed segments are checked; one that is
-damaged is fetched again, and said so. What retention has freed on the stream goes here too. One thread.
+It adds each commit byte for byte as the broker wrote it, with the index and the frontier that readers need. It never
+writes to the stream. At the start, and every ``CHECK_S`` after that, all sealed segments are checked; a damaged one is
+fetched again, and this is reported. What retention has freed on the stream is removed here too. One thread.
 """
 
 from __future__ import annotations
@@ -18,20 +18,33 @@ from penstock._core import journal as native
 from penstock.errors import CorruptionError, StateError
 from penstock.journal import layout, recovery
 from penstock.journal.disk import open_regular, read_all
+from penstock.journal.journal import utf8_path
 from penstock.journal.lock import WriterLock
 from penstock.journal.rewrite import remove_segment
 from penstock.replica.block import Block, decode
 from penstock.replica.client import UnansweredError
 from penstock.replica.history import Chains, History, Segment
 from penstock.replica.refill import UnsyncedDisk, mend, refill
-from penstock.replica.stream import Blocks, Bounds
+from penstock.replica.stream import Blocks, Bounds, Seldom, StreamError
 
 log = logging.getLogger("penstock.replica")
 POLL_S = 0.02
 CHECK_S = 3600.0
 TRIM_S = 10.0
-TELL_S = 10.0
-SEGMENT_BYTES = 1 << 62  # segments end where the broker ended them
+SEGMENT_BYTES = 1 << 62  # no limit: segments end where the broker ended them
+
+
+def follow(directory: str | Path, blocks: Blocks) -> Follower:
+    """Wait until there is something to follow (its broker may not have begun, or may be repairing the stream), and
+    return a follower.
+    """
+    seldom = Seldom()
+    while True:
+        try:
+            return Follower(directory, blocks)
+        except (UnansweredError, ConnectionError, StreamError, CorruptionError, StateError) as error:
+            seldom.warn("%s; trying on", error)
+            time.sleep(0.1)
 
 
 class Follower:
@@ -39,15 +52,16 @@ class Follower:
 
     def __init__(self, directory: str | Path, blocks: Blocks) -> None:
         self.directory = Path(directory)
+        self._place = utf8_path(self.directory)
         self.blocks = blocks
-        self.applied = 0  #: the last block that was looked at
-        self.mended: list[str] = []  #: the logs that were fetched again for being damaged
+        self.applied = 0  #: the last block that was processed
+        self.mended: list[str] = []  #: files that were damaged or missing and have been rebuilt
         self._disk = UnsyncedDisk()
         self._chains = Chains()
         self._segments: list[Segment] = []
         self._files: list[int] = []
         self._begin = 0  # the block that began the segment that is being written
-        self._copies = False  # of segments, which count once an epoch block has come
+        self._copies = False  # copies of segments are arriving, which count once an epoch block follows
         self._writer: native.Writer | None = None
         self._check_at = time.monotonic() + CHECK_S
         self._trim_at = time.monotonic() + TRIM_S
@@ -55,18 +69,17 @@ class Follower:
         self._follow_anew()
 
     def _follow_anew(self) -> None:
-        """Make the directory what the stream says, and go on at its end."""
+        """Make the directory a copy of the stream, and continue at its end."""
         self.close()
         history = History(self.blocks, self.blocks.bounds())
         if not history.segments:
             raise StateError(f"{self.blocks.name} has no segment yet: start its broker first")
-        before = set(layout.latest_segments(os.listdir(self.directory))) if self.directory.exists() else set()
         found = refill(self.directory, history, check=True)
-        self.mended += [name for name in found.copied if layout.parse_segment_name(name) in before]
+        self.mended += found.damaged
         self._chains, self._copies = Chains(), False
         self._lock = WriterLock(self.directory)
         try:
-            self._open(history)
+            self._open(history, layout.segment_name(*found.segment) not in found.copied)
         except BaseException:
             self.close()
             raise
@@ -79,8 +92,12 @@ class Follower:
 
     # -- opening ----------------------------------------------------------------------------------------------------
 
-    def _open(self, history: History) -> None:
-        """Go on at the end of what was fetched. The last segment is taken batch by batch, as if it came just now."""
+    def _open(self, history: History, was_here: bool) -> None:
+        """Continue at the end of what was fetched. The last segment is processed batch by batch, as if it had just
+        arrived.
+
+        ``was_here``: it was not fetched, and caches of it that are missing or wrong are damage.
+        """
         *older, last = history.segments
         self._segments = [*older, last]
         uuid = last.head.uuid
@@ -92,18 +109,26 @@ class Follower:
         header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
         scan = native.scan(data, header.nonce, header.first, 2**63, 0, header.gaps)
         frontier = self.directory / layout.FRONTIER_NAME
+        # Readers need a frontier. A damaged or missing one is rebuilt from the log, which was just compared with the
+        # stream.
         if recovery.read_frontier(self.directory, uuid) is None:
             first = history.segments[0].name[0]
             words = layout.Frontier(os.getpid(), 0, scan["next_position"], header.first, scan["end"], 0, first)
             self._disk.write_file(frontier, layout.encode_frontier(uuid, words))
         file = open_regular(frontier, os.O_RDWR)
         try:
-            self._writer = native.Writer(file, SEGMENT_BYTES, 512 << 20, False, None, str(self.directory))
+            self._writer = native.Writer(file, SEGMENT_BYTES, 512 << 20, False, None, self._place)
         finally:
             os.close(file)
         for number, name, flags, ordinal, stored_ns in scan["topics"]:
             self._writer.restore_topic(number, name.decode("utf-8", "replace"), flags, ordinal, stored_ns)
-        sum_ = recovery.write_caches(self.directory, last.name, header, data, scan, self._disk, sealed=False)
+        wrong: list[str] = []
+        sum_ = recovery.write_caches(
+            self.directory, last.name, header, data, scan, self._disk, sealed=False, damaged=wrong
+        )
+        for name in wrong if was_here else ():
+            log.warning("%s: %s was damaged or missing and is made again", self.directory, name)
+            self.mended.append(name)
         self._open_files(last.name)
         entries = len(scan["index"]) // layout.INDEX_ENTRY_BYTES
         log_file, index_file, sums_file = self._files
@@ -111,6 +136,7 @@ class Follower:
             log_file, index_file, sums_file, header.nonce, header.first, scan["end"], scan["end"], entries, sum_,
             scan["next_position"], scan["state_records"],
         )  # fmt: skip
+        # Only now do readers see the new segments: all files are in place.
         self._writer.publish_frontier(history.segments[0].name[0], 1)
         self._begin = last.begin
         self._take_group(data, scan["end"])
@@ -118,7 +144,7 @@ class Follower:
         self._resume_chain(history)
 
     def _take_group(self, data: bytes, at: int) -> None:
-        """Batches of a group that has not ended: nobody sees them before its end comes."""
+        """Process batches of a group that has not ended: readers do not see them before its end."""
         assert self._writer is not None
         while data[at : at + 4] == layout.BATCH_MAGIC:
             size = layout.BATCH.unpack_from(data, at)[6]
@@ -126,7 +152,9 @@ class Follower:
             at += size
 
     def _resume_chain(self, history: History) -> None:
-        """The blocks of a commit that has not ended are looked at again with its last one."""
+        """Go back to the first block of a commit that is not complete: its blocks are processed together with the last
+        one.
+        """
         sequence = history.bounds.last
         while sequence >= history.bounds.first and (block := history.read(sequence)).more:
             self.applied = sequence - 1
@@ -147,14 +175,20 @@ class Follower:
     # -- following --------------------------------------------------------------------------------------------------
 
     def step(self) -> int:
-        """Add what the stream has more; gives how many blocks. UnansweredError, ConnectionError: try again."""
-        bounds = self.blocks.bounds()
+        """Add new blocks of the stream; returns how many. UnansweredError, ConnectionError, StreamError: try again.
+        CorruptionError: the stream has lost something, which its broker may restore; ``close``, then try again.
+        """
         before = self.applied
-        if bounds.last < before:  # it lost its last blocks, and others will have their numbers
+        if self._writer is None:  # the stream had to be read again, and did not answer
+            self._follow_anew()
+            return 1
+        bounds = self.blocks.bounds()
+        if bounds.last < before:  # the stream has lost its last blocks, and their numbers will be used again
             self._follow_anew()
             return 1
         for sequence, data in self.blocks.read_range(self.applied + 1, bounds.last):
-            if sequence != self.applied + 1:  # lost: put back under another number, or that is told
+            # a block is lost: it may have been restored under another number, otherwise this is reported
+            if sequence != self.applied + 1:
                 self._follow_anew()
                 return self.applied - before
             commit = self._chains.add(sequence, decode(data, f"block {sequence} of {self.blocks.name}"))
@@ -168,7 +202,7 @@ class Follower:
         return self.applied - before
 
     def _apply(self, sequence: int, block: Block) -> bool:
-        """Add a commit; False: it follows something that was put back, and the stream must be read anew."""
+        """Add a commit; False: it follows restored blocks, so the stream must be read again."""
         assert self._writer is not None
         if block.epoch == 0:
             self._copies = True
@@ -195,6 +229,7 @@ class Follower:
         header = layout.decode_segment_header(head, f"block {sequence} of {self.blocks.name}")
         path = self.directory / layout.segment_name(*name)
         self._close_files()
+        # The log gets its name last: a crash before that leaves files that opening ignores.
         for each in (path.with_suffix(".log.new"), path.with_suffix(".index"), path.with_suffix(".sums")):
             self._files.append(self._disk.create(each))
         self._disk.write(self._files[0], head, 0, 0)
@@ -239,11 +274,9 @@ class Follower:
             self.check()
 
     def check(self) -> list[str]:
-        """Look at every sealed segment and fetch again what is damaged; gives the names of those logs."""
+        """Check every sealed segment and fetch damaged ones again; returns the names of those logs."""
         history = History(self.blocks, self.blocks.bounds())
         mended = mend(self.directory, history, {segment.name for segment in self._segments[:-1]})
-        for name in mended:
-            log.warning("%s: %s was damaged and is fetched from %s", self.directory, name, self.blocks.name)
         self._seal_all()
         self.mended += mended
         return mended
@@ -253,20 +286,22 @@ class Follower:
             self._seal(segment.name, following.name[0])
 
     def run(self, poll_s: float = POLL_S) -> None:
-        """Follow until an exception ends it."""
-        told = -TELL_S
+        """Follow until an exception ends it. Waits while the broker repairs the stream."""
+        seldom = Seldom()
         while True:
             try:
+                if self._writer is None:
+                    self._follow_anew()
                 if not self.step():
                     time.sleep(poll_s)
-            except (UnansweredError, ConnectionError) as error:
-                if time.monotonic() - told >= TELL_S:
-                    told = time.monotonic()
-                    log.warning("%s: %s", self.blocks.name, str(error).removeprefix(f"{self.blocks.name}: "))
+            except (UnansweredError, ConnectionError, StreamError, CorruptionError) as error:
+                if isinstance(error, CorruptionError):
+                    self.close()  # then the stream is read again
+                seldom.warn("%s: %s; trying on", self.blocks.name, str(error).removeprefix(f"{self.blocks.name}: "))
                 time.sleep(max(poll_s, 0.1))
 
     def close(self) -> None:
-        """Let go of the directory. The connection is the caller's."""
+        """Release the directory. The connection belongs to the caller."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -1,23 +1,29 @@
-"""Whether a cluster is fit to keep a broker's log: its servers, its quorum, how far its replicas are, what it syncs.
-
-What only an administrator may ask a server (``sync_interval``) is read from its monitoring port, where one is given.
+"""Whether a cluster is fit to keep a broker's log: its servers, its quorum, the lag of its replicas, how it syncs. What
+a server tells only an administrator (``sync_interval``) is read from its monitoring port, if one is given.
 """
 
 from __future__ import annotations
 
+import time
 import urllib.request
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.errors import InvalidArgument, PenstockError
+from penstock.errors import CorruptionError, InvalidArgument, PenstockError
+from penstock.replica.block import decode
 from penstock.replica.client import Connection
+from penstock.replica.lease import LEASE_S, MARGIN, Holder
 from penstock.replica.protocol import fields_of
-from penstock.replica.stream import MAX_BLOCK_BYTES, JetStream, Target
+from penstock.replica.standby import lease_stream
+from penstock.replica.stream import MAX_BLOCK_BYTES, PAUSE_S, JetStream, StreamError, Target
+from penstock.secrecy import without_secrets
 
 LEAST_VERSION = (2, 11)
 LAG_BLOCKS = 1000
 ASK_S = 5.0
+WATCH_S = 5.0  # so long at most for a lease to be renewed
+LEASE_READS = 10
 MAX_ANSWER = 1 << 20
 
 
@@ -30,10 +36,11 @@ class Finding(NamedTuple):
 
 
 def look(target: Target, monitors: Iterable[str] = ()) -> Iterator[Finding]:
-    """Everything that there is to say about the cluster."""
+    """All findings about the cluster."""
     for server in target.servers:
         yield from _server(server, target)
     yield from _stream(target)
+    yield from _leader(target)
     asked = False
     for monitor in monitors:
         asked = True
@@ -68,6 +75,12 @@ def _stream(target: Target) -> Iterator[Finding]:
     blocks = JetStream(target, answer_s=ASK_S)
     try:
         found = blocks.describe()
+        last = _fields(found, "state").get("last_seq")
+        data = blocks.read(last) if isinstance(last, int) and last else None
+        if data is not None:
+            decode(data, f"block {last} of {blocks.name}")
+    except CorruptionError as error:
+        yield Finding("bad", f"{error}", "the broker puts it right when it stores something")
     except (OSError, PenstockError) as error:
         yield Finding("bad", f"{error}", "nothing can be stored while there is no quorum, or no stream")
         return
@@ -91,6 +104,38 @@ def _stream(target: Target) -> Iterator[Finding]:
         yield Finding("note", f"behind or away: {', '.join(behind)}", "one more must not be lost until they are back")
 
 
+def _leader(target: Target) -> Iterator[Finding]:
+    """Which broker leads, where they are started with ``--standby``: the one that renews the lease."""
+    blocks = lease_stream(target, ASK_S)
+    try:
+        before, data = 0, None
+        for _ in range(LEASE_READS):  # the next one takes its place at once
+            before = blocks.bounds().last
+            data = blocks.read(before) if before else None
+            if data is not None:
+                break
+        if data is None:
+            return
+        holder = Holder.decode(data)
+        end = time.monotonic() + min(WATCH_S, (holder.lease_s or LEASE_S) * MARGIN)
+        while holder.address and blocks.bounds().last == before:
+            if time.monotonic() >= end:
+                text = f"the broker at {holder.address} led last and has not renewed its lease"
+                yield Finding("note", text, "start one with --standby, or wait until another takes over")
+                return
+            time.sleep(PAUSE_S)
+        if holder.address:
+            yield Finding("ok", f"the broker at {holder.address} leads")
+        else:
+            yield Finding("note", "no broker holds the lease: the last one has ended", "start one with --standby")
+    except StreamError:
+        return  # no lease: the brokers of this stream do not stand by
+    except (OSError, PenstockError) as error:
+        yield Finding("note", f"which broker leads was not told: {error}")
+    finally:
+        blocks.close()
+
+
 def _lags(replica: dict[str, Any]) -> bool:
     lag = replica.get("lag", 0)
     return bool(replica.get("offline")) or not replica.get("current") or (isinstance(lag, int) and lag > LAG_BLOCKS)
@@ -102,8 +147,9 @@ def _fields(found: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _syncing(monitor: str) -> Iterator[Finding]:
-    if urlsplit(monitor).scheme not in ("http", "https"):
-        raise InvalidArgument(f"{monitor!r} is not http://HOST:PORT of a node's monitoring port")
+    if urlsplit(monitor).scheme not in ("http", "https") or "@" in monitor:  # nobody asks for a user there
+        wanted = "http://HOST:PORT of a node's monitoring port, without a user"
+        raise InvalidArgument(f"{without_secrets(monitor)!r} is not {wanted}")
     try:
         with urllib.request.urlopen(f"{monitor.rstrip('/')}/jsz", timeout=ASK_S) as answer:  # noqa: S310 - http, above
             settings = _fields(fields_of(answer.read(MAX_ANSWER), "answer"), "config")

@@ -1,8 +1,7 @@
-"""What a stream tells: the segments it has, and the commits of each, checked and put together.
+"""History: the segments of a stream and their commits, checked and assembled.
 
-A block that is missing or damaged is named; nothing is skipped. Blocks of epoch 0 are copies of segments that a
-directory has (seed.py). They count once the epoch block after the last one is there: a copy without it is void.
-One thread.
+A block that is missing or damaged is named; nothing is skipped. Blocks of epoch 0 are copies of segments of a directory
+(seed.py). They count once the epoch block after the last one exists: without it they are void. One thread.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from penstock.journal import layout
 from penstock.replica.block import MORE, Block, decode
 from penstock.replica.stream import Blocks, Bounds
 
-MAX_COMMIT_BYTES = 2 << 30  # of a chain: more than a journal writes as one batch
+MAX_COMMIT_BYTES = 2 << 30  # the longest chain: more than a journal writes as one batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Segment:
 
 
 class History:
-    """A stream up to its last block at the time of looking."""
+    """A stream up to its last block when this was created."""
 
     def __init__(self, blocks: Blocks, bounds: Bounds) -> None:
         self.blocks = blocks
@@ -55,13 +54,14 @@ class History:
 
     def read(self, sequence: int) -> Block:
         """One block, checked."""
-        data = next((data for _, data in self.blocks.read_range(sequence, sequence)), None)  # which is patient
+        # waits and tries again if a server does not answer
+        data = next((data for _, data in self.blocks.read_range(sequence, sequence)), None)
         if data is None:
             raise CorruptionError(f"{self._place(sequence)} is missing", self._place(sequence))
         return decode(data, self._place(sequence))
 
     def _last(self) -> tuple[int, Block]:
-        """The last block that counts. Where the stream is nothing but a copy without its end: the last one."""
+        """The last block that counts. If the stream is only a copy without its end, the last block of all."""
         last = self.read(self.bounds.last)
         sequence, block = self.bounds.last, last
         while block.epoch == 0:
@@ -72,7 +72,7 @@ class History:
         return sequence, block
 
     def _walk(self) -> list[Segment]:
-        """Back from the last block, from the beginning of a segment to that of the one before."""
+        """Walk back from the last block, from the beginning of each segment to that of the one before."""
         assert self.last is not None
         found: list[Segment] = []
         begin, end = self.last.begin_sequence(self.end), self.end
@@ -80,7 +80,7 @@ class History:
             first = self.read(begin)
             if not first.begins or first.link >= begin:
                 raise CorruptionError(f"{self._place(begin)} does not begin a segment", self._place(begin))
-            if (head := self._whole(begin, first)) is not None:
+            if (head := self._first_commit(begin, first)) is not None:
                 header = replace(head, data=head.data[: layout.SEGMENT_HEADER_BYTES])
                 found.append(Segment(begin, end, header))
                 end = begin - 1
@@ -89,8 +89,8 @@ class History:
             raise CorruptionError(f"{self._place(begin)} is missing: the last segment begins there", self.blocks.name)
         return found[::-1]
 
-    def _whole(self, begin: int, first: Block) -> Block | None:
-        """The commit that begins a segment; None where its chain has no end."""
+    def _first_commit(self, begin: int, first: Block) -> Block | None:
+        """The commit that begins a segment; None if its chain has no end."""
         items = [(begin, first)]
         while items[-1][1].more and items[-1][0] < self.end:
             items.append((items[-1][0] + 1, self.read(items[-1][0] + 1)))
@@ -137,7 +137,7 @@ class History:
 
 
 class Chains:
-    """Puts the blocks of a chain together. A chain without its end is given up when something else comes."""
+    """Assembles the blocks of a chain. A chain without its end is dropped when another block follows."""
 
     def __init__(self) -> None:
         self._begun: list[Block] = []
@@ -159,7 +159,7 @@ class Chains:
 
 
 def chains(items: Iterable[tuple[int, Block]]) -> Iterator[tuple[int, Block]]:
-    """Blocks with their sequences as commits: those of a chain as one; chains without an end are left out."""
+    """Group blocks with their sequences into commits, a chain into one; chains without an end are left out."""
     found = Chains()
     for sequence, block in items:
         if (commit := found.add(sequence, block)) is not None:
@@ -172,7 +172,7 @@ def _follows(before: Block, block: Block) -> bool:
 
 
 def kept_segments(found: list[Segment]) -> list[Segment]:
-    """Without those that a later one replaced: a segment begins where what is valid ended."""
+    """The segments without those that a later one replaced: a segment begins where the valid data ended."""
     kept: list[Segment] = []
     for segment in found:
         while kept and kept[-1].head.segment >= segment.head.segment:

@@ -1,10 +1,10 @@
-"""Lease: which of several brokers should lead. A hint: what fences an old leader is the epoch block of the new one.
-
-The lease is the last block of a small stream of its own. Who leads appends a block to it several times a lease; who
-stands by looks at it, and appends when nothing was added for longer than a lease, by its own clock. Each append names
-the block that it must follow, so of several who try at once one succeeds. The leader counts its lease from before it
-sent the block, a standby from when it saw it: so the old lease has ended before the new one begins, whatever the
-clocks of the machines say, as long as they run at the same speed (within ``MARGIN``).
+"""Lease: which of several brokers should lead. It is only a hint: an old leader is fenced by the epoch block of the new
+one. The lease is the last block of a small stream of its own. The leader appends a block several times per lease; a
+standby watches the stream, and appends when nothing was added for longer than a lease, by its own clock. Each append
+names the block that it must follow, so of several brokers that try at once one succeeds. The leader counts its lease
+from before it sent the block, a standby from when it saw it: so the old lease has ended before the new one begins,
+whatever the clocks of the machines say, as long as they run at the same speed (within ``MARGIN``). How long a lease
+lasts stands in it, so all go by the leader's.
 
 ``held`` may be asked by any thread; everything else is for one thread at a time.
 """
@@ -25,51 +25,56 @@ from penstock.replica.stream import Blocks, WrongLastError
 
 log = logging.getLogger("penstock.replica")
 LEASE_S = 2.0
+SHORTEST_S, LONGEST_S = 0.5, 3600.0
 RENEWALS = 6  # how often a lease is renewed in the time that it lasts
-MARGIN = 1.1  # a standby waits so many leases: clocks do not run at exactly the same speed
-MAX_BYTES = 4096  # of a lease's block; a longer one is not ours
+MARGIN = 1.1  # how many leases a standby waits: clocks do not run at exactly the same speed
+MAX_BYTES = 4096  # longest block of a lease; a longer one is not ours
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who wrote a lease's block. An empty ``address``: it has given the lease back."""
+    """The writer of a lease's block. An empty ``address``: it has released the lease."""
 
     writer: str
     address: str
+    lease_s: float = 0.0  #: 0: not told
 
     def encode(self) -> bytes:
-        """As JSON, for people who look at the stream."""
-        return json.dumps({"writer": self.writer, "address": self.address}).encode()
+        """As JSON, readable for people who inspect the stream."""
+        return json.dumps({"writer": self.writer, "address": self.address, "lease_s": self.lease_s}).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Holder:
-        """What nobody can read is a holder without a name, whose lease ends as any other's."""
+        """Parse a block. An invalid one gives a holder without a name, whose lease ends like any other."""
         fields = None
         if len(data) <= MAX_BYTES:
             with contextlib.suppress(ValueError, RecursionError):
                 fields = json.loads(data)
         if not isinstance(fields, dict):
             return cls("", "somebody")
-        return cls(str(fields.get("writer", "")), str(fields.get("address", "somebody")))
+        length = fields.get("lease_s")
+        if not isinstance(length, int | float) or not SHORTEST_S <= length <= LONGEST_S:
+            length = 0.0
+        return cls(str(fields.get("writer", "")), str(fields.get("address", "somebody")), length)
 
 
 class Lease:
-    """One broker's view of the lease. ``address`` is where its clients find it."""
+    """One broker's view of the lease. ``address`` is the address for its clients."""
 
     def __init__(
         self, blocks: Blocks, address: str, lease_s: float = LEASE_S, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        if not 0.5 <= lease_s <= 3600:
-            raise InvalidArgument(f"lease_s={lease_s} must be 0.5 to 3600 seconds")
+        if not SHORTEST_S <= lease_s <= LONGEST_S:
+            raise InvalidArgument(f"lease_s={lease_s} must be {SHORTEST_S:g} to {LONGEST_S:g} seconds")
         self.blocks = blocks
         self.lease_s = lease_s
-        self.holder: Holder | None = None  #: as it was seen last
-        self._me = Holder(secrets.token_hex(8), address)
+        self.holder: Holder | None = None  #: the holder at the last look
+        self._me = Holder(secrets.token_hex(8), address, lease_s)
         self._clock = clock
-        self._last = -1  # the last block of the stream, as it was seen
-        self._seen_at = 0.0  # when it was seen first
-        self._until = 0.0  # the end of our own lease
-        self._sent = (0, 0.0)  # the block that was sent last, and when it was sent first
+        self._last = -1  # the last block of the stream at the last look
+        self._seen_at = 0.0  # when that block was first seen
+        self._until = 0.0  # when our own lease ends
+        self._sent = (0, 0.0)  # the last block that was sent, and when it was first sent
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -79,7 +84,7 @@ class Lease:
         return self._clock() < self._until
 
     def look(self) -> Holder | None:
-        """Who holds the lease; None: nobody ever did. UnansweredError, ConnectionError, StreamError: not known."""
+        """Read who holds the lease; None: nobody ever did. UnansweredError, ConnectionError, StreamError: not known."""
         last = self.blocks.bounds().last
         if last != self._last:
             data = self.blocks.read(last) if last else None
@@ -89,41 +94,45 @@ class Lease:
 
     @property
     def free(self) -> bool:
-        """Whether nobody holds the lease any more, by what ``look`` saw."""
+        """Whether the lease is free, judging by ``look``."""
         if self.holder is None or not self.holder.address or self.holder.writer == self._me.writer:
             return self._last >= 0
-        return self._clock() - self._seen_at > self.lease_s * MARGIN
+        return self._clock() - self._seen_at > (self.holder.lease_s or self.lease_s) * MARGIN
 
     def take(self) -> bool:
-        """Try to get the lease, if it is free; whether it is ours now."""
+        """Try to get the lease if it is free; returns whether this broker has it now."""
         self.look()
         return self.free and self._write(self._me)
 
     def renew(self) -> bool:
-        """Begin the lease anew. False: somebody else has it, and it stays lost until ``take``."""
+        """Renew the lease. False: another broker has it, and it stays lost until ``take``."""
         if self._write(self._me):
             return True
         self._until = 0.0
         return False
 
-    def release(self) -> None:
-        """Give the lease back, so that a standby need not wait for its end. What fails is the same as no release."""
-        self.stop()
+    def release(self, patience_s: float | None = None) -> None:
+        """Release the lease, so that a standby need not wait for its end. A failure is ignored: then the lease just
+        ends.
+
+        With ``patience_s`` it is given up when its thread waits longer for an answer; the lease is not used after that.
+        """
+        joined = self.stop(patience_s)
         held, self._until = self.held, 0.0
-        if held:
+        if held and joined:
             with contextlib.suppress(PenstockError, OSError):
                 self._write(Holder(self._me.writer, ""))
         self._until = 0.0
 
     def _write(self, holder: Holder) -> bool:
-        """Add a block after the last one that was seen; False: somebody else has added one."""
+        """Add a block after the last one that was seen; False: another broker has added one."""
         data, sequence = holder.encode(), self._last + 1
-        if self._sent[0] != sequence:  # sent again, it may be the first one that landed
+        if self._sent[0] != sequence:  # if it is sent again, the first attempt may have been stored
             self._sent = sequence, self._clock()
         sent_at = self._sent[1]
         try:
             self.blocks.append(data, self._last, f"{holder.writer}-{sequence}")
-        except WrongLastError:  # perhaps by our own earlier block, whose answer was lost
+        except WrongLastError:  # it may be our own earlier block, whose answer was lost
             if self.blocks.bounds().last != sequence or self.blocks.read(sequence) != data:
                 return False
         self._last, self._seen_at, self.holder = sequence, sent_at, holder
@@ -138,12 +147,15 @@ class Lease:
         self._thread = threading.Thread(target=self._keep, args=(lost,), name="penstock-lease", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread; the lease ends when its time is over."""
+    def stop(self, patience_s: float | None = None) -> bool:
+        """End the thread, and whether it has ended; the lease ends when its time is over."""
         self._ended.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(patience_s)
+            if self._thread.is_alive():
+                return False
             self._thread = None
+        return True
 
     def _keep(self, lost: Callable[[], None]) -> None:
         while not self._ended.wait(self.lease_s / RENEWALS):

@@ -21,14 +21,14 @@ _VERSION = b"NATS/1.0"
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What a server says of itself; sent again when the cluster changes."""
+    """The server's description of itself; sent again when the cluster changes."""
 
     fields: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a subscription. ``status``: a number that the server gave instead of data, 0 for none."""
+    """A message of a subscription. ``status``: a code that the server sent instead of data, 0 for none."""
 
     subject: str
     subscription: str
@@ -50,7 +50,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """``-ERR``: the server's words. It closes the connection after most of them."""
+    """``-ERR``: the server's error text. It closes the connection after most errors."""
 
     text: str
 
@@ -60,7 +60,7 @@ PING, PONG = b"PING\r\n", b"PONG\r\n"
 
 
 class Parser:
-    """Takes bytes as they come (``feed``) and gives events."""
+    """Parses bytes (``feed``) into events."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -84,6 +84,7 @@ class Parser:
                     self._waiting = None
                     yield _message(subject, subscription, body[:head], body[head:])
                     continue
+                # The search is bounded: a server that sends no line end must not make it slower and slower.
                 end = self._buffer.find(END, at, at + MAX_LINE)
                 if end < 0:
                     if len(self._buffer) - at >= MAX_LINE:
@@ -121,7 +122,7 @@ def _text(data: bytes) -> str:
 
 
 def fields_of(data: bytes, what: str) -> dict[str, Any]:
-    """A JSON object of the server's."""
+    """Parse a JSON object of the server."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -174,7 +175,7 @@ def subscribe(subject: str, subscription: str) -> bytes:
 
 
 def publish(subject: str, reply: str, data: bytes, headers: Mapping[str, str] | None = None) -> list[bytes]:
-    """``PUB`` or ``HPUB``, in pieces: what is large is not copied."""
+    """``PUB`` or ``HPUB``, in pieces, so that large data is not copied."""
     if not headers:
         return [f"PUB {subject} {reply} {len(data)}\r\n".encode(), data, END]
     head = b"".join([_VERSION, END, *(f"{name}: {value}\r\n".encode() for name, value in headers.items()), END])

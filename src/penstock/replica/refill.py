@@ -1,9 +1,12 @@
-"""Refill: makes a journal's directory what the stream says. The stream is the truth, the directory a copy.
+"""Refill: makes a journal's directory a copy of the stream. The stream is the truth.
 
-- Segments that are there in full stay; the last one is always compared with the stream, block by block.
-- What the stream does not have was never confirmed: it is wiped, never truncated, because readers may have it mapped.
+- Complete segments stay; the last one is always compared with the stream, block by block.
+- What is past the frontier and not on the stream was never confirmed: it is wiped, never truncated, because readers
+  may have it mapped.
+- Messages before the frontier that are whole and that the stream does not have are put aside with their segment
+  (``aside-N``, a journal that can be read) and named: somebody believes that they are stored.
 - Nothing here is synced. So after a restart of the machine (another boot id) every segment is checked in full.
-- Where the directory knows more as durable than the stream has, the stream has lost something: that is refused.
+- If the directory has more durable messages than the stream, the stream has lost something: this is refused.
 
 Under the writer's lock of the directory; one thread.
 """
@@ -11,9 +14,12 @@ Under the writer's lock of the directory; one thread.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import logging
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import UUID
 
@@ -21,30 +27,33 @@ from penstock._core import journal as native
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError
 from penstock.journal import layout, recovery
 from penstock.journal.disk import Disk, open_regular, read_all, read_part
-from penstock.journal.rewrite import remove_segment
+from penstock.journal.rewrite import SUFFIXES, remove_segment
 from penstock.replica.history import History, Segment
 
 log = logging.getLogger("penstock.replica")
 PIECE_BYTES = 1 << 20
-BOOT_NAME = "replica"  # in the directory: the boot id under which it was last written
+BOOT_NAME = layout.REPLICA_NAME  # holds the boot id under which the directory was last written
 
 
 @dataclass
 class Refilled:
-    """The directory, and where a writer goes on in it."""
+    """The directory, and where a writer continues."""
 
     uuid: UUID
-    begins: dict[tuple[int, int], int] = field(default_factory=dict)  # of each segment, its first block
+    begins: dict[tuple[int, int], int] = field(default_factory=dict)  # by segment: its first block
     segment: tuple[int, int] = (0, 0)
-    end: int = 0  # of the last segment's log
+    end: int = 0  # end of the last segment's log
     next: int = 1
     copied: list[str] = field(default_factory=list)  # the logs that were written
+    damaged: list[str] = field(default_factory=list)  # files that were damaged or missing and have been repaired
+    aside: list[tuple[int, int]] = field(default_factory=list)  # segments that were put aside
 
 
 class UnsyncedDisk(Disk):
-    """A disk on which nothing is waited for: what is lost with it is on the stream."""
+    """A disk without syncs: what a crash loses here is on the stream."""
 
     native = False
+    for_copies = True
 
     def sync(self, file: int) -> None:
         """Nothing."""
@@ -58,6 +67,8 @@ def refill(directory: Path, history: History, *, check: bool = False) -> Refille
     disk = UnsyncedDisk()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     wanted = history.last.uuid if history.last is not None else None
+    if wanted is not None:
+        _mend_marker(directory, wanted, disk)
     uuid, lock, _ = recovery.prepare(directory, disk, wanted)
     try:
         if wanted is not None and uuid != wanted:
@@ -68,62 +79,222 @@ def refill(directory: Path, history: History, *, check: bool = False) -> Refille
             if local:
                 text = f"{directory} has messages and {history.blocks.name} has none: --seed copies them there"
                 raise InvalidArgument(text)
+            disk.write_file(directory / BOOT_NAME, _boot_id())
             return result
         if any(segment.head.uuid != uuid for segment in history.segments):
             raise CorruptionError(f"{history.blocks.name} has blocks of more than one journal", history.blocks.name)
-        _copy(directory, history, disk, result, check or not same_boot(directory))
-        _forget_others(directory, result, disk)
+        Copying(directory, history, disk, result).run(check or not same_boot(directory))
         disk.write_file(directory / BOOT_NAME, _boot_id())
         return result
     finally:
         lock.release()
 
 
-def _copy(directory: Path, history: History, disk: Disk, result: Refilled, check: bool) -> None:
-    """The last segment is fetched first: it tells whether the stream has everything that the directory has."""
-    *older, last = history.segments
-    result.begins = {segment.name: segment.begin for segment in history.segments}
-    result.segment = last.name
-    fetched = _fetch(directory, history, last, disk, result)
-    frontier = _frontier(directory, history, fetched, result)
-    for segment in older:
-        if not _is_whole(directory, segment, check, disk):
-            _install(_fetch(directory, history, segment, disk), directory, segment, disk, result)
-    _install(fetched, directory, last, disk, result)
-    if frontier is not None:
-        _write_frontier(directory, result.uuid, frontier)
+def _mend_marker(directory: Path, wanted: UUID, disk: Disk) -> None:
+    """Repair a marker that disagrees with all segments: it is damaged, or was lost in a power cut."""
+    marker = directory / layout.MARKER_NAME
+    known = None
+    with contextlib.suppress(FileNotFoundError, PenstockError):
+        known = layout.decode_marker(read_all(marker), str(marker))
+    owners = _owners(directory)
+    was_copy = not owners and known is None and (directory / BOOT_NAME).exists()
+    if known != wanted and (owners == {wanted} or was_copy):
+        log.warning("%s was missing or damaged and is written again: it is of journal %s", marker, wanted)
+        disk.write_file(marker, layout.encode_marker(wanted))
+
+
+def _owners(directory: Path) -> set[UUID]:
+    """The identities of the journals that the segments of a directory belong to."""
+    found = set()
+    for segment in layout.latest_segments(os.listdir(directory)):
+        path = directory / layout.segment_name(*segment)
+        with contextlib.suppress(OSError, PenstockError):
+            found.add(layout.decode_segment_header(read_part(path, 0, layout.SEGMENT_HEADER_BYTES), str(path)).uuid)
+    return found
 
 
 def mend(directory: Path, history: History, names: set[tuple[int, int]]) -> list[str]:
-    """Check these segments, which are not the last one, and fetch again what is damaged; the names of those logs."""
-    disk, result = UnsyncedDisk(), Refilled(history.segments[-1].head.uuid)
-    for segment in history.segments[:-1]:
-        if segment.name in names and not _is_whole(directory, segment, True, disk):
-            _install(_fetch(directory, history, segment, disk), directory, segment, disk, result)
-    return result.copied
+    """Check these segments, none of which is the last one, and fetch damaged ones again; returns the names of those
+    files.
+    """
+    result = Refilled(history.segments[-1].head.uuid)
+    copying = Copying(directory, history, UnsyncedDisk(), result)
+    copying.older(names)
+    copying.end_aside()
+    return result.damaged
 
 
-def _is_whole(directory: Path, segment: Segment, check: bool, disk: Disk) -> bool:
-    """Whether a segment that is not the last one is there in full. It was sealed only after the next had begun."""
-    path = directory / layout.segment_name(*segment.name)
-    try:
-        data = read_all(path) if check else read_part(path, 0, layout.SEGMENT_HEADER_BYTES)
-        header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
-    except (FileNotFoundError, PenstockError):
-        return False
-    if header.seal is None or data[: layout.SEAL_OFFSET] != segment.head.data[: layout.SEAL_OFFSET]:
-        return False
-    if not check:
+class Copying:
+    """Makes the segments of a directory copies of the stream's, and records what was wrong with them."""
+
+    def __init__(self, directory: Path, history: History, disk: Disk, result: Refilled) -> None:
+        self._directory = directory
+        self._history = history
+        self._disk = disk
+        self._result = result
+        self._words = recovery.read_frontier(directory, result.uuid)
+        # without a frontier it is not known what was confirmed here: every intact message may have been
+        self._durable = self._words.frontier if self._words is not None else layout.MAX_POSITION
+
+    def run(self, check: bool) -> None:
+        """Copy the segments, the last one first: it shows whether the stream has everything that the directory has."""
+        history, directory, result = self._history, self._directory, self._result
+        last = history.segments[-1]
+        result.begins = {segment.name: segment.begin for segment in history.segments}
+        result.segment = last.name
+        fetched = _fetch(directory, history, last, self._disk, result)
+        frontier = _frontier(directory, history, fetched, self._words, result)
+        self.older({segment.name for segment in history.segments[:-1]}, check)
+        self._take(last, fetched, layout.MAX_POSITION)
+        self._forget_others()
+        if frontier is not None:
+            _write_frontier(directory, result.uuid, frontier)
+        self.end_aside()
+
+    def older(self, names: set[tuple[int, int]], check: bool = True) -> None:
+        """Fetch those of these segments that are not complete here; ``check``: read them to find out."""
+        for segment, following in zip(self._history.segments, self._history.segments[1:], strict=False):
+            wrong: list[str] = []
+            if segment.name in names and not self._is_whole(segment, following, check, wrong):
+                fetched = _fetch(self._directory, self._history, segment, self._disk)
+                self._take(segment, fetched, following.name[0])
+            self._say(wrong, "was damaged or missing and is made again")
+
+    def _is_whole(self, segment: Segment, following: Segment, check: bool, wrong: list[str]) -> bool:
+        """Whether a segment is as the stream has it. It was sealed only after the next had begun.
+
+        Caches that had to be rebuilt are added to ``wrong``.
+        """
+        path = self._path(segment.name)
+        try:
+            data = read_all(path) if check else read_part(path, 0, layout.SEGMENT_HEADER_BYTES)
+            header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
+        except (FileNotFoundError, PenstockError):
+            return False
+        if header.seal is None or header.seal.next != following.name[0] or not self._begins_as(segment):
+            return False
+        if self._path(following.name).exists() and not self._begins_as(following):
+            return False  # the two logs differ from there on, or even earlier
+        if not check:
+            return True
+        scan = native.scan(data, header.nonce, header.first, header.seal.next, header.seal.next, header.gaps)
+        if scan["damage"] or scan["end"] != header.seal.end or scan["next_position"] != header.seal.next:
+            return False
+        recovery.seal_segment(self._directory, segment.name, header, data, scan, header.seal.next, self._disk, wrong)
         return True
-    scan = native.scan(data, header.nonce, header.first, header.seal.next, header.seal.next, header.gaps)
-    if scan["damage"] or scan["end"] != header.seal.end or scan["next_position"] != header.seal.next:
-        return False
-    recovery.seal_segment(directory, segment.name, header, data, scan, header.seal.next, disk)  # its caches too
-    return True
+
+    def _begins_as(self, segment: Segment) -> bool:
+        """Whether the log of that name is the same one as on the stream."""
+        try:
+            here = read_part(self._path(segment.name), 0, layout.SEAL_OFFSET)
+        except (FileNotFoundError, CorruptionError):
+            return False
+        return here == segment.head.data[: layout.SEAL_OFFSET]
+
+    def _path(self, name: tuple[int, int]) -> Path:
+        return self._directory / layout.segment_name(*name)
+
+    def _take(self, segment: Segment, fetched: Path, following: int) -> None:
+        """Replace the local log by a fetched one, and record why."""
+        path = self._path(segment.name)
+        if path.is_dir():
+            raise InvalidArgument(f"{path} is a directory and no log: move it away")
+        before = len(self._result.copied)
+        what = self._look(segment.name, read_all(fetched), following)
+        _install(fetched, path, self._begins_as(segment), self._disk, self._result)
+        if what and len(self._result.copied) > before:
+            self._say([path.name], f"{what}: it is taken from {self._history.blocks.name}")
+
+    def _look(self, name: tuple[int, int], fetched: bytes, following: int) -> str:
+        """What is wrong with a log, compared with the stream's; nothing if it only ends earlier. A log with messages
+        that the stream does not have is put aside.
+        """
+        try:
+            data = read_all(self._path(name))
+            header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], "")
+        except FileNotFoundError:
+            missing = self._words is not None and name[0] < self._durable and not self._result.aside
+            return "was missing" if missing else ""
+        except CorruptionError:
+            return "was damaged"
+        if self._is_same(name, data, fetched):  # the usual case, and a scan takes long
+            return ""
+        durable = min(self._durable, following)
+        scan = native.scan(data, header.nonce, header.first, layout.MAX_POSITION, durable, header.gaps)
+        foreign = list(_others(data, scan["index"], self._durable, fetched))
+        if foreign:
+            self._put_aside(name, foreign)
+            return ""
+        if scan["damage"] or (self._words is not None and scan["next_position"] < durable):
+            return "was damaged"
+        return "had bytes after its end" if scan["tail_bytes"] and not scan["open_group"] else ""
+
+    def _is_same(self, name: tuple[int, int], data: bytes, fetched: bytes) -> bool:
+        """Whether a log has everything that it must have, and nothing that the stream's log does not have."""
+        end = max(layout.SEGMENT_HEADER_BYTES, self._durable_end(name, len(fetched)))
+        body = slice(layout.SEGMENT_HEADER_BYTES, end)
+        same = data[: layout.SEAL_OFFSET] == fetched[: layout.SEAL_OFFSET] and data[body] == fetched[body]
+        return same and fetched.startswith(data[end:].rstrip(b"\0"), end)
+
+    def _durable_end(self, name: tuple[int, int], whole: int) -> int:
+        """How long a segment's log must be at least, by the frontier."""
+        if self._words is None or name[0] > self._words.segment:
+            return 0
+        return self._words.end if name[0] == self._words.segment else whole
+
+    def _put_aside(self, name: tuple[int, int], positions: list[int]) -> None:
+        """Move a segment's files to a directory that becomes a journal once its frontier is written."""
+        place = self._aside
+        if not self._result.aside:
+            place.mkdir(mode=0o700)
+            self._disk.write_file(place / layout.MARKER_NAME, layout.encode_marker(self._result.uuid))
+        self._result.aside.append(name)
+        for suffix in SUFFIXES:
+            part = layout.segment_name(*name, suffix)
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.rename(self._directory / part, place / part)
+        log.warning(
+            "%s: %s has messages that %s does not have (positions %d to %d): it is put aside in %s", self._directory,
+            layout.segment_name(*name), self._history.blocks.name, positions[0], positions[-1], place,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def _aside(self) -> Path:
+        return next(path for number in itertools.count(1) if not (path := self._directory / f"aside-{number}").exists())
+
+    def end_aside(self) -> None:
+        """Make what was put aside a journal that can be read; without a frontier ``penstock journal repair`` does."""
+        if self._result.aside and self._words is not None:
+            words = replace(self._words, first=min(first for first, _ in self._result.aside))
+            self._disk.write_file(self._aside / layout.FRONTIER_NAME, layout.encode_frontier(self._result.uuid, words))
+
+    def _say(self, names: list[str], what: str) -> None:
+        self._result.damaged += names
+        for name in names:
+            log.warning("%s: %s %s", self._directory, name, what)
+
+    def _forget_others(self) -> None:
+        """Remove segments that the stream no longer has (retention). Those that it never had are put aside."""
+        oldest = self._history.segments[0].name[0]
+        for file in os.listdir(self._directory):
+            name = layout.parse_segment_name(file)
+            if name is not None and name not in self._result.begins:
+                if name[0] >= oldest:
+                    self._look(name, b"", layout.MAX_POSITION)
+                remove_segment(self._directory, *name, self._disk)
+
+
+def _others(data: bytes, index: bytes, durable: int, stream: bytes) -> Iterator[int]:
+    """The positions before the frontier at which an intact message differs from the stream's."""
+    same_log = data[: layout.SEAL_OFFSET] == stream[: layout.SEAL_OFFSET]
+    for position, _, _, _, offset, size, _, more, *_ in layout.INDEX_ENTRY.iter_unpack(index):
+        end = offset + layout.RECORD.size + size + more
+        if position < durable and not (same_log and data[offset:end] == stream[offset:end]):
+            yield position
 
 
 def _fetch(directory: Path, history: History, segment: Segment, disk: Disk, result: Refilled | None = None) -> Path:
-    """A segment's log as the stream has it, under a temporary name."""
+    """Write a segment's log from the stream, under a temporary name."""
     path = (directory / layout.segment_name(*segment.name)).with_suffix(".log.new")
     file = disk.create(path)
     try:
@@ -136,13 +307,8 @@ def _fetch(directory: Path, history: History, segment: Segment, disk: Disk, resu
     return path
 
 
-def _install(fetched: Path, directory: Path, segment: Segment, disk: Disk, result: Refilled) -> None:
-    """Give a log its name. Where the segment is there already, its bytes are changed in place: it may be mapped."""
-    path = directory / layout.segment_name(*segment.name)
-    try:
-        same = read_part(path, 0, layout.SEAL_OFFSET) == segment.head.data[: layout.SEAL_OFFSET]
-    except (FileNotFoundError, CorruptionError):
-        same = False
+def _install(fetched: Path, path: Path, same: bool, disk: Disk, result: Refilled) -> None:
+    """Give a log its name. If the same one exists already, its bytes are changed in place, because it may be mapped."""
     if not same:
         disk.rename(fetched, path)
         result.copied.append(path.name)
@@ -164,7 +330,7 @@ def _install(fetched: Path, directory: Path, segment: Segment, disk: Disk, resul
 
 
 def _wipe(file: int, end: int) -> bool:
-    """Zero whatever follows the end; whether there was something."""
+    """Zero everything after the end; returns whether there was anything."""
     found = False
     while data := os.pread(file, PIECE_BYTES, end):
         if data.count(0) != len(data):
@@ -174,33 +340,29 @@ def _wipe(file: int, end: int) -> bool:
     return found
 
 
-def _forget_others(directory: Path, result: Refilled, disk: Disk) -> None:
-    """Remove segments that the stream has no more (retention), or never had."""
-    for name in os.listdir(directory):
-        segment = layout.parse_segment_name(name)
-        if segment is not None and segment not in result.begins:
-            remove_segment(directory, *segment, disk)
-
-
-def _frontier(directory: Path, history: History, log: Path, result: Refilled) -> layout.Frontier | None:
-    """The frontier of a directory that was used before: what the stream has is durable, and only that.
-
-    ``log`` is the last segment's. Nothing of the directory has been changed yet.
+def _frontier(
+    directory: Path, history: History, fetched: Path, words: layout.Frontier | None, result: Refilled
+) -> layout.Frontier | None:
+    """The frontier for a directory that was used before: exactly what the stream has is durable. ``fetched`` is the
+    last segment's log. Nothing in the directory has been changed yet.
     """
-    words = recovery.read_frontier(directory, result.uuid)
     if words is None:
-        with contextlib.suppress(FileNotFoundError):  # damaged: made anew when the journal is opened
+        if layout.latest_segments(os.listdir(directory)):
+            log.warning("%s: the frontier was missing or damaged and is made again", directory)
+            result.damaged.append(layout.FRONTIER_NAME)
+        with contextlib.suppress(FileNotFoundError):  # it is rebuilt when the journal is opened
             (directory / layout.FRONTIER_NAME).unlink()
         return None
-    data = read_all(log)
-    header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(log))
+    data = read_all(fetched)
+    header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(fetched))
     scan = native.scan(data, header.nonce, header.first, 2**63, 0, header.gaps)
     following = scan["next_position"]
     if words.frontier > following:
-        log.unlink()
+        fetched.unlink()
         raise CorruptionError(
-            f"{history.blocks.name} ends at position {following - 1}, and {directory} has confirmed messages up to "
-            f"{words.frontier - 1}: the cluster has lost some; they are still in that directory",
+            f"{history.blocks.name} ends at position {following - 1}, and {directory} has messages up to "
+            f"{words.frontier - 1}: the stream has lost some, or another program wrote there. They are left as they "
+            "are; a broker that is started on the directory that the stream was written from puts back what was lost",
             history.blocks.name,
         )
     first = min(first for first, _ in result.begins)
@@ -213,14 +375,16 @@ def _write_frontier(directory: Path, uuid: UUID, words: layout.Frontier) -> None
     encoded = layout.encode_frontier(uuid, words)
     file = open_regular(directory / layout.FRONTIER_NAME, os.O_RDWR)
     try:
-        for place in layout.FRONTIER_COPIES:  # one after the other: a reader finds one that is whole
+        for place in layout.FRONTIER_COPIES:  # one after the other, so that a reader always finds an intact one
             os.pwrite(file, encoded[place : place + layout.FRONTIER_COPY.size], place)
     finally:
         os.close(file)
 
 
 def same_boot(directory: Path) -> bool:
-    """Whether the machine runs on since the directory was written: then its files are as they were written."""
+    """Whether the machine has not been restarted since the directory was written: then its files are as they were
+    written.
+    """
     return _noted_boot(directory) == _boot_id()
 
 
@@ -228,7 +392,7 @@ def _boot_id() -> bytes:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:
-        return os.urandom(16)  # never the same: everything is checked
+        return os.urandom(16)  # a random id never matches, so everything is checked
 
 
 def _noted_boot(directory: Path) -> bytes:

@@ -25,12 +25,12 @@ from penstock.replica.writers import Writers
 
 log = logging.getLogger("penstock.replica")
 OPEN_S = 60.0  # how long opening waits for a quorum
-OPENINGS = 20  # tries, where others open the stream at the same time
+OPENINGS = 20  # attempts, because others may open the stream at the same time
 T = TypeVar("T")
 
 
 class Replica:
-    """``disk()`` makes the directory what the stream says and takes the lead."""
+    """``disk()`` makes the directory a copy of the stream and takes the lead."""
 
     def __init__(
         self, directory: str | Path, blocks: Blocks, *, pause: Callable[[], None] = lambda: time.sleep(PAUSE_S)
@@ -42,7 +42,7 @@ class Replica:
 
     @property
     def fault(self) -> OSError | None:
-        """Why nothing can be stored any more, if that is so."""
+        """Why nothing can be stored any more, or None."""
         return None if self._appender is None else self._appender.fault
 
     def end_after(self, seconds: float) -> None:
@@ -51,7 +51,7 @@ class Replica:
             self._appender.end_after(seconds)
 
     def disk(self) -> ReplicatedDisk:
-        """The disk for opening the journal now: from here on nobody else appends to the stream."""
+        """The disk with which the journal is opened: from here on nobody else can append to the stream."""
         if isinstance(self.fault, FencedError):
             raise self.fault
         deadline = time.monotonic() + OPEN_S
@@ -65,19 +65,22 @@ class Replica:
         raise RefusedError(f"{self.blocks.name} is opened by others all the time")
 
     def _open(self, deadline: float) -> ReplicatedDisk:
-        """Once. FencedError: somebody else has appended to the stream."""
+        """Try once. FencedError: another broker has appended to the stream."""
         try:
             history, directory = self._patiently(deadline, self._refill)
-            lost = history.bounds.missing
+            all_fetched = 0 < len(history.segments) == len(directory.copied)  # then what is lost counts no more
+            lost = 0 if all_fetched else history.bounds.missing
             damage = CorruptionError(f"{self.blocks.name} has lost {lost} blocks", self.blocks.name) if lost else None
             fatal = False
         except CorruptionError as error:
             damage, fatal = error, True
         if damage is not None:
             restored = self._patiently(deadline, partial(self._restore, damage, fatal))
-            history, directory = self._patiently(deadline, self._refill)
+            if restored or fatal:
+                history, directory = self._patiently(deadline, self._refill)
             if restored:
-                with contextlib.suppress(PenstockError, UnansweredError, ConnectionError):  # retention does it later
+                # if this fails, retention does it later
+                with contextlib.suppress(PenstockError, UnansweredError, ConnectionError):
                     self.blocks.purge(history.segments[0].begin)
         if directory.copied:
             log.info("%s: %d segments taken from %s", self.directory, len(directory.copied), self.blocks.name)
@@ -91,7 +94,7 @@ class Replica:
         return ReplicatedDisk(self._appender, directory, epoch, writer)
 
     def _patiently(self, deadline: float, act: Callable[[], T]) -> T:
-        """From the beginning again, where the cluster is choosing a leader or has no quorum at the moment."""
+        """Call ``act``, and again from the beginning while the cluster is choosing a leader or has no quorum."""
         while True:
             try:
                 return act()
@@ -111,12 +114,12 @@ class Replica:
         return history, refill(self.directory, history)
 
     def _restore(self, damage: CorruptionError, fatal: bool) -> bool:
-        """Put back what the stream has lost, where this directory has it; whether something was.
-
-        Where it has not, ``damage`` is raised, unless the stream could be opened with it (``fatal`` is False).
+        """Restore what the stream has lost from this directory; returns whether anything was. If the directory does not
+        have it, ``damage`` is raised, unless the stream can be opened all the same (``fatal`` is False).
         """
         if not (self.directory / layout.MARKER_NAME).exists():
-            raise damage
+            text = f"{damage}. A broker that is started on the directory from which it was written last puts it right"
+            raise CorruptionError(text, damage.place)
         writers = Writers(self.directory)
         try:
             count = restore(self.directory, self.blocks, writers, whole=not fatal, pause=self._pause)
@@ -130,7 +133,7 @@ class Replica:
         return count > 0
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self.blocks.close()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from penstock._core import journal as native
 from penstock.errors import CorruptionError, InvalidArgument
 from penstock.journal import Journal, layout
-from penstock.journal.disk import read_all, read_part
+from penstock.journal.disk import Disk, read_all, read_part
 from penstock.printable import command
 from penstock.replica.appender import PAUSE_S, Appender
 from penstock.replica.block import BEGIN, EPOCH, HEAD, MORE, Block, decode
@@ -29,13 +29,18 @@ from penstock.replica.writers import Writers
 log = logging.getLogger("penstock.replica")
 
 
+class _CopyDisk(Disk):
+    for_copies = True
+
+
 def seed(directory: Path, blocks: Blocks, *, pause: Callable[[], None] = lambda: time.sleep(PAUSE_S)) -> int:
-    """Append everything that the directory has; gives how many segments. Refused where the stream has something."""
+    """Append everything that the directory has; returns how many segments. Refused if the stream is not empty."""
     if not (directory / layout.MARKER_NAME).exists():
         raise InvalidArgument(f"{directory} is not a journal: there is nothing to fill {blocks.name} with")
     if blocks.bounds().last:
         raise InvalidArgument(f"{blocks.name} has blocks already: name another stream for what {directory} has")
-    with Journal(directory, refuse_damage=True) as journal:  # nobody else writes it, and its torn tail is closed off
+    # opened, so that opened, so that nobody else writes to it and its torn tail is cut off
+    with Journal(directory, refuse_damage=True, disk=_CopyDisk()) as journal:
         segments = layout.latest_segments(os.listdir(directory))
         writer = secrets.randbits(64)
         _copy(directory, journal, segments, Appender(blocks, 0, writer, pause=pause), writer, 0, 1)
@@ -51,25 +56,25 @@ def restore(
     whole: bool,
     pause: Callable[[], None] = lambda: time.sleep(PAUSE_S),
 ) -> int:
-    """Append the first segment that the stream does not have whole, and those after it; gives how many.
-
-    ``whole``: the stream may have all of them; else the last one is appended in any case.
-    CorruptionError: what the stream has lost is not in the directory, or that cannot be known; nothing is appended.
+    """Append the first segment that is not complete on the stream, and those after it; returns how many. ``whole``: the
+    stream may have all of them; otherwise the last one is appended in any case. CorruptionError: what the stream has
+    lost is not in the directory, or that cannot be known; nothing is appended.
     """
     bounds = blocks.bounds()
     survey = Survey(directory, blocks, bounds)
     elsewhere = f"{directory} is not where {blocks.name} was written last: what is lost may be in another directory"
     if not writers.were_last(survey.epoch, survey.writer):
         raise CorruptionError(elsewhere, blocks.name)
-    with Journal(directory, refuse_damage=True) as journal:
+    with Journal(directory, refuse_damage=True, disk=_CopyDisk()) as journal:
         if survey.uuids - {journal.uuid.bytes}:
             raise CorruptionError(f"{blocks.name} has blocks of another journal than {directory}", blocks.name)
-        if survey.next > journal.frontier and not same_boot(directory):  # nothing there is synced
+        # after a restart of the machine unsynced files may be incomplete
+        if survey.next > journal.frontier and not same_boot(directory):
             raise CorruptionError(elsewhere, blocks.name)
         segments = layout.latest_segments(os.listdir(directory))
         ends = [following for following, _ in segments[1:]] + [journal.frontier]
         sizes = {
-            name: len(_whole(directory / layout.segment_name(*name), following))
+            name: len(_unsealed_log(directory / layout.segment_name(*name), following))
             for name, following in zip(segments, ends, strict=True)
         }
         kept = len(segments) if whole else len(segments) - 1
@@ -87,19 +92,19 @@ def restore(
 
 @dataclass
 class Survey:
-    """What can still be read of a stream, held against a directory."""
+    """What can still be read of a stream, compared with a directory."""
 
     directory: Path
     blocks: Blocks
     bounds: Bounds
     uuids: set[bytes] = field(default_factory=set)
-    next: int = 0  #: the highest position that a block speaks of
-    epoch: int = 0  #: the highest there is, and whose it is
+    next: int = 0  #: the highest position in any block
+    epoch: int = 0  #: the highest epoch, and its writer
     writer: int = 0
 
     def __post_init__(self) -> None:
-        self._begins: dict[int, Block] = {}  # what begins a segment
-        self._same: dict[int, int] = {}  # of it, how many bytes are the directory's
+        self._begins: dict[int, Block] = {}  # blocks that begin a segment
+        self._same: dict[int, int] = {}  # by such a block: how many bytes equal those of the directory
         chains = Chains()
         for sequence, data in self.blocks.read_range(max(1, self.bounds.first), self.bounds.last):
             try:
@@ -126,13 +131,13 @@ class Survey:
             here = read_part(path, block.offset, len(data))
         except (FileNotFoundError, CorruptionError):
             return
-        if block.begins:  # sealed here since then
+        if block.begins:  # the local log was sealed since then
             here = here[:seal] + bytes(layout.SEAL_BYTES) + here[seal + layout.SEAL_BYTES :]
         if here == data:
             self._same[begin] = block.offset + len(data)
 
     def find(self, segments: list[tuple[int, int]], sizes: dict[tuple[int, int], int]) -> int:
-        """Where the last of these segments begins, if the stream has all of them as the directory has; else 0."""
+        """Where the last of these segments begins, if the stream has all of them identically; else 0."""
         for begin in sorted(self._begins, reverse=True):
             if (self._begins[begin].segment, self._begins[begin].revision) == segments[-1]:
                 found = kept_segments(self._path(begin))
@@ -142,7 +147,7 @@ class Survey:
         return 0
 
     def _path(self, begin: int) -> list[Segment]:
-        """The segments that are found from this one back to the oldest; nothing where one of them is missing."""
+        """The segments from this one back to the oldest; empty if one of them is missing."""
         found: list[Segment] = []
         while begin >= max(1, self.bounds.first):
             if begin not in self._begins:
@@ -161,18 +166,20 @@ def _copy(
     begin: int,
     epoch: int,
 ) -> None:
-    """The last segments of a journal, and the block that makes them count. ``begin``: of the segment before them."""
+    """Append the last segments of a journal, and the block that makes them count. ``begin``: that of the segment before
+    them.
+    """
     block = Block(journal.uuid, epoch, writer, 1, 1, 0, 0, 0, 0, EPOCH)
     for at, name in enumerate(segments):
         following = segments[at + 1][0] if at + 1 < len(segments) else journal.frontier
-        data = _whole(directory / layout.segment_name(*name), following)
+        data = _unsealed_log(directory / layout.segment_name(*name), following)
         begin = _append(appender, Block(journal.uuid, 0, writer, name[0], following, *name, 0, begin), data)
         block = Block(journal.uuid, epoch, writer, following, following, *name, len(data), begin, EPOCH)
     appender.append(block.encode())
 
 
-def _whole(path: Path, following: int) -> bytes:
-    """A segment's log up to its end, without a seal, as it was when it was written."""
+def _unsealed_log(path: Path, following: int) -> bytes:
+    """A segment's log up to its end, without its seal, as it was first written."""
     data = read_all(path)
     header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
     scan = native.scan(data, header.nonce, header.first, following, following, header.gaps)
@@ -183,7 +190,7 @@ def _whole(path: Path, following: int) -> bytes:
 
 
 def _append(appender: Appender, block: Block, data: bytes) -> int:
-    """A chain; the sequence of its first block."""
+    """Append a chain; returns the sequence of its first block."""
     most = appender.blocks.max_bytes - HEAD.size
     begun = appender.last + 1
     for at in range(0, len(data), most):

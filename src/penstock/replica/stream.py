@@ -1,7 +1,7 @@
-"""Blocks: the seam behind which they are replicated. ``JetStream`` keeps them in a stream of a NATS cluster.
+"""Blocks: the interface behind which blocks are replicated. ``JetStream`` keeps them in a stream of a NATS cluster.
 
-Sequences count from 1 without gaps. ``append`` puts a block right after the sequence ``after`` or nowhere. Where no
-answer comes, the outcome is unknown: the block may be there, may come later, or never. One thread uses it at a time.
+Sequences count from 1 without gaps. ``append`` puts a block right after the sequence ``after`` or nowhere. Without an
+answer the outcome is unknown: the block may be stored now, later, or never. One thread uses it at a time.
 """
 
 from __future__ import annotations
@@ -9,24 +9,31 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import logging
 import re
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from penstock.errors import InvalidArgument, PenstockError
+from penstock.printable import command
 from penstock.replica.client import NO_RESPONDERS, PORT, Access, Client, UnansweredError
 from penstock.replica.protocol import Message, fields_of
 
+log = logging.getLogger("penstock.replica")
+T = TypeVar("T")
 ANSWER_S = 2.0
-PATIENCE_S = 30.0  # for a range of blocks that must be read to go on
+TELL_S = 10.0
+SLOW_S = 1.5  # without an answer for so long, that is told
+PATIENCE_S = 30.0  # how long to try to read blocks that are needed to go on
 PAUSE_S = 0.1
 BATCH_BLOCKS, BATCH_BYTES = 256, 8 << 20
-HEADERS_BYTES = 512  # of a message, beside the block
+HEADERS_BYTES = 512  # bytes of a message besides the block
 WRONG_LAST = (10071, 10164)
 NOT_FOUND, NO_MESSAGE = 404, 10037
 STREAM_NOT_FOUND = 10059
@@ -34,6 +41,19 @@ LIMITS_REACHED = (10023, 10077, 10110, 10122)
 MAX_BLOCK_BYTES = 8 << 20
 _NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _HOST = re.compile(r"^(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::(\d{1,5}))?$")
+
+
+class Seldom:
+    """Logs what goes wrong again and again: at once, and then every ``TELL_S``."""
+
+    def __init__(self) -> None:
+        self._told = -TELL_S
+
+    def warn(self, text: str, *arguments: object) -> None:
+        """A warning, if the last one is long ago."""
+        if time.monotonic() - self._told >= TELL_S:
+            self._told = time.monotonic()
+            log.warning(text, *arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +70,13 @@ class WrongLastError(PenstockError):
 
 
 class StreamError(PenstockError):
-    """The server refused what was asked for, and why; asked again it may not."""
+    """The server refused a request, with its reason; another attempt may succeed."""
 
 
 class Blocks(Protocol):
-    """What the replicated store needs of whatever keeps its blocks."""
+    """What the replicated store needs of a store of blocks."""
 
-    name: str  #: for messages to people
+    name: str  #: for messages to the user
     max_bytes: int  #: the longest block
 
     def bounds(self) -> Bounds:
@@ -66,10 +86,10 @@ class Blocks(Protocol):
         """Add a block. WrongLastError: the last one is not ``after``. UnansweredError: the outcome is unknown."""
 
     def read(self, sequence: int) -> bytes | None:
-        """One block, from whoever leads; None: it is not there (yet, or any more)."""
+        """One block, from the leader; None: it does not exist (yet, or any more)."""
 
     def read_range(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-        """The blocks from ``first`` to ``last`` that there are, in order."""
+        """The existing blocks from ``first`` to ``last``, in order."""
 
     def purge(self, below: int) -> None:
         """Free the blocks below a sequence."""
@@ -80,7 +100,7 @@ class Blocks(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """``nats://h1:4222,h2:4222,h3:4222/STREAM``, taken apart."""
+    """``nats://h1:4222,h2:4222,h3:4222/STREAM``, parsed."""
 
     servers: tuple[tuple[str, int], ...]
     stream: str
@@ -101,6 +121,11 @@ class Target:
         secret, _, hosts = places.rpartition("@")
         if not _NAME.match(stream):
             raise InvalidArgument("a store's address ends with /STREAM: up to 64 letters, digits, - and _")
+        if "/" in hosts:
+            raise InvalidArgument(
+                f"a store's address is nats://HOST:PORT/STREAM: {hosts.partition('/')[2]}/{stream} "
+                "is no name of a stream, which has no /"
+            )
         user, colon, password = secret.partition(":")
         options = dict(parse_qsl(query))
         replicas = options.pop("replicas", "3")
@@ -118,12 +143,24 @@ class Target:
 
 
 def tls_context(authority: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """What verifies the cluster's servers, and shows a certificate of one's own; None where neither is given."""
+    """The TLS context that verifies the cluster's servers and presents the client's certificate; None if neither is
+    given.
+    """
+    if key is not None and certificate is None:
+        raise InvalidArgument(f"the key {key} goes with a certificate: --store-certificate FILE")
     if authority is None and certificate is None:
         return None
-    context = ssl.create_default_context(cafile=authority)
-    if certificate is not None:
-        context.load_cert_chain(certificate, key)
+    for path in (authority, certificate, key):
+        if path is not None:
+            path.open("rb").close()  # its error names the file, that of ssl does not
+    at = authority
+    try:
+        context = ssl.create_default_context(cafile=authority)
+        if certificate is not None:
+            at = certificate
+            context.load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        raise InvalidArgument(f"{at} is no certificate in PEM form: {error}") from None
     return context
 
 
@@ -135,7 +172,7 @@ def _server(text: str) -> tuple[str, int]:
 
 
 class JetStream:
-    """A stream of a NATS cluster. ``limits``: what a stream that is made here has other than a log of blocks."""
+    """A stream of a NATS cluster. ``limits``: settings of a new stream that differ from those of a log of blocks."""
 
     def __init__(self, target: Target, *, answer_s: float = ANSWER_S, limits: Mapping[str, Any] | None = None) -> None:
         self.target = target
@@ -147,7 +184,9 @@ class JetStream:
         self.max_bytes = MAX_BLOCK_BYTES
 
     def open(self) -> dict[str, Any]:
-        """Make the stream where it is missing; its description. StreamError, UnansweredError, ConnectionError."""
+        """Create the stream if it does not exist; returns its description. StreamError, UnansweredError,
+        ConnectionError.
+        """
         self.max_bytes = min(MAX_BLOCK_BYTES, self.client.connection().max_payload - HEADERS_BYTES)
         try:
             return self.describe()
@@ -174,26 +213,37 @@ class JetStream:
 
     def open_patiently(self, seconds: float = 60.0) -> None:
         """``open``, again while there is no quorum: nodes and brokers may be started together."""
-        self._patiently(self.open, seconds)
+        self.patiently(self.open, seconds)
 
-    def connect_patiently(self, seconds: float = 60.0) -> None:
-        """Wait until the stream is there and answers; it is not made."""
-        self._patiently(self.describe, seconds)
-
-    def _patiently(self, act: Callable[[], object], seconds: float) -> None:
+    def patiently(self, act: Callable[[], T], seconds: float = 60.0) -> T:
+        """What ``act`` gives; it is tried again while the stream is not there or does not answer."""
         deadline = time.monotonic() + seconds
-        while True:
-            try:
-                act()
-                return
-            except (UnansweredError, ConnectionError, StreamError) as error:
-                self.client.disconnect()
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(f"{self.name} has no quorum: {error}") from error
+        seldom = Seldom()
+        slow = threading.Timer(SLOW_S, seldom.warn, ("%s has not answered yet; trying on", self.name))
+        slow.daemon = True
+        slow.start()
+        try:
+            while True:
+                try:
+                    return act()
+                except (UnansweredError, ConnectionError, StreamError) as error:
+                    self.client.disconnect()
+                    text = self._explain(error)
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError(text) from error
+                    seldom.warn("%s; trying on", text)
                 time.sleep(PAUSE_S)
+        finally:
+            slow.cancel()
+
+    def _explain(self, error: Exception) -> str:
+        """Why the stream cannot be used yet."""
+        if getattr(error, "number", 0) == STREAM_NOT_FOUND:
+            return f"there is no {self.name} there; {command('broker', 'DIRECTORY', '--store')} ADDRESS makes it"
+        return f"{self.name} has no quorum: {error}" if isinstance(error, UnansweredError) else str(error)
 
     def describe(self) -> dict[str, Any]:
-        """What the cluster says of the stream."""
+        """The cluster's description of the stream."""
         return self._ask(f"STREAM.INFO.{self.target.stream}", {})
 
     def _ask(self, verb: str, question: dict[str, Any]) -> dict[str, Any]:
@@ -201,7 +251,7 @@ class JetStream:
         return self._fields(message)
 
     def _fields(self, message: Message) -> dict[str, Any]:
-        """What an answer says. No server that is responsible: as if there was no answer."""
+        """The fields of an answer. If no server is responsible, this counts as no answer."""
         if message.status == NO_RESPONDERS:
             raise UnansweredError(f"no server answers for {self.name} at the moment")
         fields = fields_of(message.data, "answer")
@@ -212,7 +262,7 @@ class JetStream:
         text = f"{self.name}: {error.get('description', 'refused')}"
         if number in WRONG_LAST:
             raise WrongLastError(text)
-        if code == NO_RESPONDERS and number not in LIMITS_REACHED:  # no leader, no quorum: it may have one later
+        if code == NO_RESPONDERS and number not in LIMITS_REACHED:  # no leader or no quorum: there may be one later
             raise UnansweredError(text)
         failure = StreamError(text)
         failure.number = number  # type: ignore[attr-defined]
@@ -240,19 +290,25 @@ class JetStream:
 
     def read(self, sequence: int) -> bytes | None:
         """From the leader: a replica may lag."""
+        found = self._stored({"seq": sequence})
+        return None if found is None else found[1]
+
+    def _stored(self, question: dict[str, Any]) -> tuple[int, bytes] | None:
         try:
-            found = self._ask(f"STREAM.MSG.GET.{self.target.stream}", {"seq": sequence}).get("message")
+            found = self._ask(f"STREAM.MSG.GET.{self.target.stream}", question).get("message")
         except StreamError as error:
             if getattr(error, "number", 0) == NO_MESSAGE:
                 return None
             raise
         try:
-            return base64.b64decode(found.get("data", ""), validate=True) if isinstance(found, dict) else None
-        except ValueError:
-            raise StreamError(f"{self.name}: block {sequence} cannot be decoded") from None
+            if not isinstance(found, dict):
+                return None
+            return int(found.get("seq", 0)), base64.b64decode(found.get("data", ""), validate=True)
+        except (ValueError, TypeError):
+            raise StreamError(f"{self.name}: block {question['seq']} cannot be decoded") from None
 
     def read_range(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-        """In batches from any replica; what that one does not have, from the leader."""
+        """Read in batches from any replica; blocks that it does not have are read from the leader."""
         following = first
         while following <= last:
             before = following
@@ -261,16 +317,18 @@ class JetStream:
                     yield sequence, data
                     following = sequence + 1
             if following == before:
-                found = self._read_patiently(following)
-                if found is not None:
-                    yield following, found
-                following += 1
+                found = self._next_patiently(following)  # past all that is lost, at once: it may be thousands
+                if found is None or not following <= found[0] <= last:
+                    return
+                yield found
+                following = found[0] + 1
 
-    def _read_patiently(self, sequence: int) -> bytes | None:
+    def _next_patiently(self, sequence: int) -> tuple[int, bytes] | None:
+        """The first block from this one on that the leader has, with its sequence."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                return self.read(sequence)
+                return self._stored({"seq": sequence, "next_by_subj": self.subject})
             except (UnansweredError, ConnectionError):
                 if time.monotonic() >= deadline:
                     raise
@@ -283,18 +341,18 @@ class JetStream:
         for message in self.client.requests(subject, question, timeout=self._answer_s):
             sequence = message.headers.get("Nats-Sequence", "")
             if message.status or not sequence.isdigit() or int(sequence) != expected:
-                return  # the end of the batch, or a replica that has other blocks: the leader is asked
+                return  # the end of the batch, or the replica lacks blocks: the leader is asked for them
             yield expected, message.data
             expected += 1
             if expected == first + most:
                 return
 
     def step_down(self, preferred: str) -> None:
-        """Ask the leader of the stream to let the node of that name lead."""
+        """Ask the stream's leader to hand over to the node of that name."""
         self._ask(f"STREAM.LEADER.STEPDOWN.{self.target.stream}", {"placement": {"preferred": preferred}})
 
     def purge(self, below: int) -> None:
-        """Whole blocks, on all replicas."""
+        """Delete whole blocks, on all replicas."""
         self._ask(f"STREAM.PURGE.{self.target.stream}", {"seq": below})
 
     def close(self) -> None:

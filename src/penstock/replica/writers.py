@@ -1,7 +1,6 @@
-"""Writers: which openings of the stream were made on this directory. Kept in the directory, a line each.
-
-A stream that has lost its last blocks does not say who wrote them. A directory may put back what it has only if nobody
-has written to the stream after the broker on it, as far as that can be known.
+"""Writers: which writers of the stream have run on this directory, one line each in a file there. A stream that has
+lost its last blocks does not say who wrote them. A directory may restore blocks only if nobody has written to the
+stream after its own broker, as far as that can be known.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from penstock.errors import PenstockError
 from penstock.journal.disk import Disk, read_all
 
 FILE_NAME = "writers"
-MOST = 16  # so many are kept
+MOST = 16  # how many are kept
 LED, BEGUN = "led", "begun"
 
 
 class Writers:
-    """Read when it is made."""
+    """The list, read from the file when this is created."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE_NAME
@@ -30,21 +29,23 @@ class Writers:
 
     @property
     def epoch(self) -> int:
-        """The highest in which a broker on this directory led."""
+        """The highest epoch in which a broker on this directory led."""
         return max((epoch for epoch, _, state in self._kept if state == LED), default=0)
 
     def were_last(self, epoch: int, writer: int) -> bool:
-        """Whether nobody has led since a broker on this directory did, given the last one that the stream tells."""
+        """Whether no other broker has led since one on this directory did, given the last epoch and writer of the
+        stream.
+        """
         return self.epoch > epoch or any(writer == known for _, known, _ in self._kept)
 
     def begin(self, epoch: int) -> int:
-        """The number of a new writer, noted before it appends anything."""
+        """Create the number of a new writer, stored before it appends anything."""
         writer = secrets.randbits(64)
         self._write((epoch, writer, BEGUN))
         return writer
 
     def note_led(self) -> None:
-        """The newest one has appended its epoch block."""
+        """Note that the newest writer has appended its epoch block."""
         epoch, writer, _ = self._kept.pop()
         self._write((epoch, writer, LED))
 

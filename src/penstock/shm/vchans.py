@@ -12,21 +12,31 @@ from pathlib import Path
 from penstock._core.shm import MAX_VCHAN_ID
 from penstock.errors import InvalidArgument
 
+MAX_DIGITS = 20  # more are no id; Python refuses to read thousands of them
+
 
 def read_vchans(path: str | os.PathLike[str]) -> dict[int, str]:
     """The mapping in the file; ``InvalidArgument`` names the line that is wrong."""
     found: dict[int, str] = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    names: set[str] = set()
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{path} is not UTF-8") from None
+    for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         if not text:
             continue
         identity, _, name = text.partition(" ")
         name = name.strip()
-        if not identity.isdecimal() or int(identity) >= MAX_VCHAN_ID or not name.startswith("/"):
-            raise InvalidArgument(f"{path}:{number}: {text!r} is not an id below {MAX_VCHAN_ID} and a channel's name")
-        if int(identity) in found or name in found.values():
-            raise InvalidArgument(f"{path}:{number}: {text!r} gives an id or a name a second time")
-        found[int(identity)] = name
+        value = int(identity) if identity.isdecimal() and len(identity) <= MAX_DIGITS else MAX_VCHAN_ID
+        if value >= MAX_VCHAN_ID or not name.startswith("/"):
+            told = f"is not an id below {MAX_VCHAN_ID} and a channel's name"
+            raise InvalidArgument(f"{path}:{number}: {text[:80]!r} {told}")
+        if value in found or name in names:
+            raise InvalidArgument(f"{path}:{number}: {text[:80]!r} gives an id or a name a second time")
+        found[value] = name
+        names.add(name)
     return found
 
 

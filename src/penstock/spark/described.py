@@ -73,7 +73,7 @@ def _of_topic(texts: Texts, topic: str) -> tuple[str, ...]:
     return tuple(topics[topic] for _, topics in sorted(texts.items()) if topic in topics)
 
 
-def _part(texts: Texts, topic: str, journal: str) -> int:
+def _journal_index(texts: Texts, topic: str, journal: str) -> int:
     """Which of ``_of_topic`` is a journal's."""
     return sum(topic in topics for other, topics in texts.items() if other < journal)
 
@@ -281,7 +281,7 @@ class Values:
                 mask = pyarrow.array(good)
                 places = None
                 if positions is not None:
-                    part = _part(self.texts, topic, journal)
+                    part = _journal_index(self.texts, topic, journal)
                     places = [(part, position) for position in positions.filter(mask).to_pylist()]
                 said = _of_topic(self.texts, topic) if topic in self.texts.get(journal, {}) else ()
                 parts.append((good, topic, *_decode_topic(topic, said, payloads.filter(mask), places, part_kind)))

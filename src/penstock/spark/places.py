@@ -23,6 +23,7 @@ import pyarrow
 
 from penstock.errors import CorruptionError, InvalidArgument
 from penstock.journal import layout
+from penstock.secrecy import without_secrets
 from penstock.spark import rows
 from penstock.spark.bounds import Bounds
 from penstock.spark.columns import IN_INDEX
@@ -156,7 +157,7 @@ def with_options(text: str, options: Mapping[str, str]) -> str:
 
 def shown(text: str) -> str:
     """A journal's address without a broker's token, fit to be printed."""
-    return text.partition("?")[0] if text.startswith("broker://") else text
+    return without_secrets(text).partition("?")[0] if text.startswith("broker://") else text
 
 
 def local_path(text: str) -> str:

@@ -139,9 +139,12 @@ class DirectoryStaging:
         try:
             with pyarrow.OSFile(place, "rb") as file:
                 for batch in pyarrow.ipc.open_stream(file):
+                    if not batch.schema.equals(blocks.SHAPE):
+                        raise ValueError("it has other columns")
+                    batch.validate(full=True)  # wrong offsets must not be followed
                     rows += batch.num_rows
                     yield batch
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
             text = f"{place} is no file of staged rows ({error}); run the job again"
             raise CorruptionError(text, place) from None
         if not name.endswith(f"-{rows}.arrow"):

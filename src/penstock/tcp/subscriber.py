@@ -276,7 +276,7 @@ class Subscriber(SubscriberContract):
 
     # -- callbacks
 
-    def _there(self) -> Iterator[Message]:
+    def _available_messages(self) -> Iterator[Message]:
         come = self._inlet.come()
         while not self._inlet.given(come) and (message := self._inlet.read(0)) is not None:
             yield message

@@ -1,239 +1,214 @@
-"""The replicated broker: nodes of its cluster, whoever leads it, and the broker itself are killed under load.
+"""The replicated broker: faults befall its cluster, the broker itself and a follower, several at a time, under load.
 
-Faults: a node or the stream's leader is killed, all nodes are killed, a node is stopped for a while (as if it were cut
-off), bits of a node's files are turned over, the broker is killed and finds its directory as it was, gone or damaged.
-nats-server drops what it cannot read, and when that node leads, the others drop it too (docs/rooms/replica.md): the
-broker puts it back from its directory. So after such a fault the directory is left alone until the stream is whole.
-``takeover`` has two brokers of one stream instead: the one that leads is killed or stopped, and the other goes on.
+Faults: nodes, the stream's leader, the broker and the follower are killed (with and without their files, or with bits
+of them turned over), stopped, cut off by nftables in both directions or in one, and their clocks are set
+(``penstock.torture.scene``). Those of one round hold at the same time; ``kills`` counts each of them.
+``takeover`` has two brokers of one stream instead: something happens to the one that leads, and the other goes on.
 Promises: every confirmed message is delivered to every queue, in order, and stands in the log exactly once; clients
-reconnect by themselves; the stream and the directory are the same log in the end.
+reconnect by themselves; the stream, the broker's directory and the follower's are the same log in the end.
+
+The scenario runs in a process of its own, in a network namespace where there may be one.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import os
+import json
 import random
-import shutil
 import signal
-import socket
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from penstock.errors import PenstockError
 from penstock.journal import Journal
-from penstock.replica import JetStream, Replica
-from penstock.replica.cluster import Cluster, Node
-from penstock.replica.history import History
-from penstock.replica.refill import BOOT_NAME
-from penstock.torture import record
+from penstock.journal.verify import verify
+from penstock.replica import Replica
+from penstock.replica.cluster import Cluster
+from penstock.torture import network, record, scene, wall_clock
 from penstock.torture.broker import CONSUMERS, delivered, disordered_runs, keys_of, logged_bytes, publisher_log
-from penstock.torture.crew import Crew, grown, wait_until
-from penstock.torture.report import Report
-from penstock.torture.soak import free_port
+from penstock.torture.crew import Crew, Worker, grown, wait_until
+from penstock.torture.report import Check, Report
+from penstock.torture.scene import GOES_ON_S, Scene
 
 PUBLISHERS = 2
 STARTING = 128 + signal.SIGTERM  # the code of a broker that is told to end before it has begun
-GOES_ON_S = 180.0  # after a fault: elections, refilling
-DAMAGED_NODE = "node with damaged files"
-FAULTS = (
-    "node", "leader", "stopped node", "stopped leader", "all nodes",
-    "broker", "broker", "broker without its directory", "broker with a damaged directory", DAMAGED_NODE,
-)  # fmt: skip
+HOLD_S = 10.0  # faults hold for at most so long, most of them shorter: an election takes 4 s or more
+OFTEN = 0.75  # how often something happens to the broker, or to the follower, beside the nodes
 
 
-class Scene:
-    """The cluster, the brokers and what may be done to them."""
-
-    def __init__(self, report: Report, cluster: Cluster, crew: Crew, chance: random.Random, brokers: int) -> None:
-        self.report = report
-        self.cluster = cluster
-        self.chance = chance
-        self.blocks: JetStream = cluster.connect()
-        self.ports = [free_port() for _ in range(brokers)]
-        self.directories = [report.directory / f"broker{i}" for i in range(brokers)]
-        self.brokers = [crew.add_command(f"server{i}", self._command(i)) for i in range(brokers)]
-
-    def _command(self, i: int) -> list[str]:
-        command = [sys.executable, "-m", "penstock", "broker", str(self.directories[i]), str(self.ports[i])]
-        return [*command, "--store", self.cluster.address, *(["--standby"] if len(self.ports) > 1 else [])]
-
-    @property
-    def address(self) -> str:
-        return f"broker://{','.join(f'127.0.0.1:{port}' for port in self.ports)}/torture"
-
-    def leading(self) -> int:
-        """The broker that leads: the only one that listens."""
-        if len(self.ports) == 1:
-            return 0
-        found: list[int] = []
-
-        def one_listens() -> bool:  # one that was stopped listens for a moment longer
-            found.clear()
-            for i, port in enumerate(self.ports):
-                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
-                    found.append(i)
-            return len(found) == 1
-
-        wait_until(one_listens, GOES_ON_S, "one broker leads")
-        return found[0]
-
-    def goes_on(self, fault: str, since: int) -> None:
-        """Wait until more has been confirmed than ``since``."""
-        wait_until(lambda: logged_bytes(self.report) > since, GOES_ON_S, f"publishing goes on after {fault}")
-
-    def leader(self) -> Node:
-        """Who leads the stream at the moment; any node where nobody says."""
-        try:
-            name = self.blocks.describe().get("cluster", {}).get("leader")
-        except (PenstockError, OSError):
-            name = None
-        found = [node for node in self.cluster.nodes if node.name == name]
-        return found[0] if found else self.chance.choice(self.cluster.nodes)
-
-    def lead(self, node: Node) -> None:
-        """Ask for other leaders until it is this one, for a while."""
-        deadline = time.monotonic() + 15
-        while time.monotonic() < deadline and self.leader() is not node:
-            with contextlib.suppress(PenstockError, OSError):
-                self.blocks.step_down(node.name)
-            time.sleep(0.5)
-
-    def whole(self) -> bool:
-        """Whether every block that counts is there: another machine could open it."""
-        try:
-            history = History(self.blocks, self.blocks.bounds())
-            for segment in history.segments:
-                for _ in history.commits(segment):
-                    pass
-        except (PenstockError, OSError):
-            return False
-        return True
-
-    def strike(self, fault: str) -> None:
-        """Do it, and start again what was ended; with several brokers once another one has gone on."""
-        if "broker" in fault:
-            i = self.leading()
-            broker = self.brokers[i]
-            if fault.startswith("stopped"):
-                broker.signal(signal.SIGSTOP)
-            else:
-                broker.kill()
-            time.sleep(0.1)  # what it had confirmed is written by then
-            since = logged_bytes(self.report)
-            if fault == "broker without its directory":
-                shutil.rmtree(self.directories[i])
-            elif fault == "broker with a damaged directory":
-                self._damage(self.directories[i])
-            if len(self.brokers) > 1:
-                self.goes_on(fault, since)
-            if fault.startswith("stopped"):
-                broker.signal(signal.SIGCONT)
-            else:
-                broker.start()
-            return
-        nodes = [self.leader() if "leader" in fault else self.chance.choice(self.cluster.nodes)]
-        nodes = self.cluster.nodes if fault == "all nodes" else nodes
-        if fault.startswith("stopped"):
-            nodes[0].signal(signal.SIGSTOP)
-            time.sleep(self.chance.uniform(0, 4))
-            nodes[0].signal(signal.SIGCONT)
-            return
-        for node in nodes:
-            node.kill()
-            if fault == DAMAGED_NODE:
-                self._flip([*node.directory.rglob("*.blk")])
-        time.sleep(self.chance.uniform(0, 1))
-        for node in nodes:
-            node.start()
-        if fault == DAMAGED_NODE:  # the damage is seen on the stream when that node leads
-            self.lead(nodes[0])
-            wait_until(self.whole, GOES_ON_S, "the stream is whole again")
-
-    def _damage(self, directory: Path) -> None:
-        """As after a power cut: nothing was synced, so anything may be missing."""
-        (directory / BOOT_NAME).unlink(missing_ok=True)
-        logs = sorted(directory.glob("*.log"))
-        self._flip(logs)
-        if logs and self.chance.random() < 0.5:
-            os.truncate(logs[-1], self.chance.randrange(logs[-1].stat().st_size + 1))
-
-    def _flip(self, files: list[Path]) -> None:
-        files = [path for path in files if path.stat().st_size]
-        if files:
-            path = self.chance.choice(files)
-            with path.open("r+b") as file:
-                at = self.chance.randrange(path.stat().st_size)
-                file.seek(at)
-                byte = file.read(1)[0] ^ 1 << self.chance.randrange(8)
-                file.seek(at)
-                file.write(bytes([byte]))
+def run(report: Report, chance: random.Random, brokers: int = 1) -> None:
+    """Run it in a process of its own, and take over what that has found."""
+    way, no_network = network.namespace()
+    no_clock = wall_clock.unavailable()
+    words = [report.scenario, report.kills, chance.randrange(1 << 32), report.directory, brokers, no_network, no_clock]
+    command = [*way, sys.executable, "-m", "penstock.torture.replica", *map(str, words)]
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+    try:
+        text, _ = child.communicate()
+    except BaseException:
+        child.send_signal(signal.SIGINT)  # once: Ctrl-C does not reach its session, and it ends all others in order
+        child.wait()
+        raise
+    if child.returncode != 0:
+        report.check("the scenario comes to its end", f"code {child.returncode}", False)
+        return
+    found = json.loads(text.splitlines()[-1])
+    report.checks += [Check(**fields) for fields in found["checks"]]
+    report.facts.update(found["facts"])
 
 
-def run(report: Report, chance: random.Random, faults: Sequence[str] = FAULTS, brokers: int = 1) -> None:
+class Plan:
+    """What happens: rounds of faults that hold at the same time, as the seed says."""
+
+    def __init__(self, chance: random.Random, count: int, brokers: int, cuts: bool, clocks: bool) -> None:
+        self._chance = chance
+        self._count = count
+        self._brokers = brokers
+
+        def kinds(killed: tuple[str, ...], cut: tuple[str, ...], clock: tuple[str, ...]) -> list[str]:
+            return [*killed, *(cut if cuts else ()), *(clock if clocks else ())]
+
+        self._of_nodes = kinds(scene.NODE_KILLS, scene.NODE_CUTS, scene.NODE_CLOCKS)
+        self._of_broker = kinds(scene.BROKER_KILLS, scene.BROKER_CUTS, scene.BROKER_CLOCKS)
+        self._of_leading = kinds(scene.TAKEOVER_KILLS, scene.BROKER_CUTS, ())
+        self._of_follower = kinds(scene.FOLLOWER_KILLS, scene.FOLLOWER_CUTS, scene.FOLLOWER_CLOCKS)
+
+    def rounds(self) -> Iterator[tuple[list[str], random.Random]]:
+        """The faults of each round, and the chance that decides where they strike."""
+        left = self._count
+        while left:
+            faults = self._round()[:left]
+            left -= len(faults)
+            yield faults, random.Random(self._chance.getrandbits(64))
+
+    def _round(self) -> list[str]:
+        chance = self._chance
+        if self._brokers > 1:
+            return [chance.choice(self._of_leading)]
+        faults = [chance.choice(self._of_nodes)]
+        if faults[0] not in scene.LOSSES and chance.random() < OFTEN:
+            faults.append(chance.choice(self._of_broker))
+        if chance.random() < OFTEN:
+            faults.append(chance.choice(self._of_follower))
+        return faults
+
+
+def torture(report: Report, plan: Plan, lan: network.Network | None, brokers: int) -> None:
+    """Strike, then count."""
     pauses: dict[str, list[float]] = collections.defaultdict(list)
-    with Cluster(report.directory / "nodes") as cluster, Crew(report.directory) as crew:
-        cluster.connect().close()
-        scene = Scene(report, cluster, crew, chance, brokers)
-        address = scene.address
-        consumers = [
-            crew.add(
-                f"consumer{i}", "consume", address, "--options", {"queue": f"torture{i}", "timeout": GOES_ON_S},
-                "--log", report.directory / f"consumer{i}.log",
-            )
-            for i in range(CONSUMERS)
-        ]  # fmt: skip
-        publishers = [
-            crew.add(
-                f"publisher{i}", "publish", address, "--producer", i + 1, "--ready", CONSUMERS, "--rate", 500,
-                "--options", {"timeout": GOES_ON_S}, "--log", publisher_log(report, i),
-            )
-            for i in range(PUBLISHERS)
-        ]  # fmt: skip
-        for i in range(PUBLISHERS):
-            log = publisher_log(report, i)
-            wait_until(lambda log=log: grown(log, record.ENTRY.size), 60, f"{log.name} begins")  # type: ignore[misc]
-        for _ in range(report.kills):
-            time.sleep(chance.uniform(0, 0.5))
-            fault = chance.choice(faults)
-            since, began = logged_bytes(report), time.monotonic()
-            scene.strike(fault)
-            if len(scene.brokers) == 1:
-                scene.goes_on(fault, max(since, logged_bytes(report)))
-            pauses[fault].append(time.monotonic() - began)
-        codes = [worker.end() for worker in publishers]
-        confirmed = {key for i in range(PUBLISHERS) for key in keys_of(publisher_log(report, i))}
-        caught_up = True
-        try:
-            wait_until(
-                lambda: all(confirmed <= delivered(report, i) for i in range(CONSUMERS)),
-                GOES_ON_S,
-                "the consumers have caught up",
-            )
-        except TimeoutError:
-            caught_up = False
-        led = scene.leading()
-        codes += [worker.end() for worker in consumers]
-        codes += [0 if (code := broker.end()) == STARTING else code for broker in scene.brokers]
-        here, there = _log(scene.directories[led]), _refilled(report.directory / "other", cluster)
-        scene.blocks.close()
+    with Crew(report.directory) as crew:
+        stage = Scene(report, lan, crew, brokers)
+        with stage.running(), flowing(stage, crew) as (publishers, consumers):
+            for faults, chance in plan.rounds():
+                took = strike(stage, faults, chance)
+                for fault in faults:
+                    pauses[fault].append(took)
+            judge(stage, publishers, consumers)
+    for fault, seconds in sorted(pauses.items()):
+        worst = f"{sorted(seconds)[len(seconds) // 2]:.1f} s in the median, {max(seconds):.1f} s at most"
+        report.facts[f"{fault}, {len(seconds)} times, to the next confirm"] = worst
+
+
+def strike(stage: Scene, faults: list[str], chance: random.Random) -> float:
+    """One round; how long it took until something was confirmed after it."""
+    time.sleep(chance.uniform(0, 0.5))
+    began = time.monotonic()
+    with contextlib.ExitStack() as broken:
+        for fault in faults:
+            broken.enter_context(stage.fault(fault, random.Random(chance.getrandbits(64))))
+        time.sleep(0.1)  # what had been confirmed is written by then
+        since = logged_bytes(stage.report)
+        if len(stage.brokers) > 1:
+            stage.goes_on(faults, since)  # another one leads meanwhile
+        else:
+            time.sleep(HOLD_S * chance.random() ** 2)
+    stage.goes_on(faults, logged_bytes(stage.report))
+    stage.restart_ended()
+    return time.monotonic() - began
+
+
+@contextlib.contextmanager
+def flowing(stage: Scene, crew: Crew) -> Iterator[tuple[list[Worker], list[Worker]]]:
+    """Publishers, consumers and the follower, once messages flow."""
+    report, address = stage.report, stage.address
+    consumers = [
+        crew.add(
+            f"consumer{i}", "consume", address, "--options", {"queue": f"torture{i}", "timeout": GOES_ON_S},
+            "--log", report.directory / f"consumer{i}.log", "--ledger",
+        )
+        for i in range(CONSUMERS)
+    ]  # fmt: skip
+    publishers = [
+        crew.add(
+            f"publisher{i}", "publish", address, "--producer", i + 1, "--ready", CONSUMERS, "--rate", 100,
+            "--options", {"timeout": GOES_ON_S}, "--log", publisher_log(report, i),
+        )
+        for i in range(PUBLISHERS)
+    ]  # fmt: skip
+    for i in range(PUBLISHERS):
+        log = publisher_log(report, i)
+        wait_until(lambda log=log: grown(log, record.ENTRY.size), 60, f"{log.name} begins")  # type: ignore[misc]
+    stage.follower.start()
+    yield publishers, consumers
+
+
+def judge(stage: Scene, publishers: list[Worker], consumers: list[Worker]) -> None:
+    """End everything in order, and check every promise."""
+    report = stage.report
+    codes = [worker.end() for worker in publishers]
+    confirmed = {key for i in range(PUBLISHERS) for key in keys_of(publisher_log(report, i))}
+    caught_up = _until(lambda: all(confirmed <= delivered(report, i) for i in range(CONSUMERS)), "consumers catch up")
+    led = stage.leading()
+    codes += [worker.end() for worker in consumers]
+    codes += [0 if (code := broker.end()) == STARTING else code for broker in stage.brokers]
+    broker = stage.directories[led]
+    followed = _until(lambda: _frontier(stage.copy) >= _frontier(broker), "the follower has caught up")
+    codes.append(stage.follower.end())
+    here, copied = _log(broker), _log(stage.copy)
+    there = _refilled(report.directory / "other", stage.cluster)
     report.check("all end when asked to", codes, all(code == 0 for code in codes))
+    report.check("none ends by itself", stage.ended or "none", not stage.ended)
     lost = sum(len(confirmed - delivered(report, i)) for i in range(CONSUMERS))
     report.check("messages flowed", len(confirmed), len(confirmed) > report.kills)
     report.check("every confirmed message is delivered to both queues", f"{lost} lost", caught_up and lost == 0)
     disordered = sum(disordered_runs(report, i) for i in range(CONSUMERS))
     report.check("order per publisher, first deliveries", f"{disordered} runs out of order", disordered == 0)
+    unbalanced = [worker.name for worker in consumers if not _balanced(worker)]
+    report.check("the books of the consumers balance", unbalanced or "both", not unbalanced)
     twice = len(here) - len(set(here))
     report.check("each message is in the log once", f"{twice} twice, {len(here)} in all", twice == 0)
     absent = len(confirmed - set(here))
     report.check("every confirmed message is in the log", f"{absent} not", absent == 0)
+    numbers = [[key for key in here if key >> 48 == i + 1] for i in range(PUBLISHERS)]
+    report.check("order per publisher, in the log", "both", all(keys == sorted(keys) for keys in numbers))
     report.check("another machine has the same log", f"{len(there)} messages", here == there)
-    for fault, seconds in sorted(pauses.items()):
-        worst = f"{sorted(seconds)[len(seconds) // 2]:.1f} s in the median, {max(seconds):.1f} s at most"
-        report.facts[f"{fault}, {len(seconds)} times, to the next confirm"] = worst
+    report.check("the follower has the same log", f"{len(copied)} messages", followed and here == copied)
+    damages = [str(damage) for place in (broker, stage.copy) for damage in verify(place)]
+    report.check("no damage is left", damages or "none", not damages)
+
+
+def _until(condition: Callable[[], bool], what: str) -> bool:
+    try:
+        wait_until(condition, GOES_ON_S, what)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _balanced(consumer: Worker) -> bool:
+    """What the consumer printed in the end: matched is delivered and dropped."""
+    books = [json.loads(line) for line in consumer.log.read_text().splitlines() if line.startswith('{"matched"')]
+    return bool(books) and bool(books[-1]["balanced"])
+
+
+def _frontier(directory: Path) -> int:
+    with Journal(directory, mode="read") as journal:
+        return journal.frontier
 
 
 def _log(directory: Path) -> list[int]:
@@ -258,3 +233,23 @@ def _refilled(directory: Path, cluster: Cluster) -> list[int]:
     finally:
         blocks.close()
     return _log(directory)
+
+
+def main() -> None:
+    scenario, kills, seed, directory, brokers, no_network, no_clock = sys.argv[1:]
+    report = Report(scenario, int(kills), int(seed), Path(directory))
+    plan = Plan(random.Random(int(seed)), int(kills), int(brokers), not no_network, not no_clock)
+    for what, reason in (("cuts", no_network), ("clock jumps", no_clock)):
+        if reason:
+            report.facts[f"without {what}"] = reason
+    with contextlib.ExitStack() as stack:
+        lan = None if no_network else stack.enter_context(network.Network())
+        torture(report, plan, lan, int(brokers))
+    print(json.dumps({"checks": [vars(check) for check in report.checks], "facts": report.facts}))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Image":  # it is an array: numpy is loaded for who names it
+    if name == "Image":  # loaded on first use, because it imports numpy
         from penstock.types.image import Image
 
         return Image

@@ -1,5 +1,6 @@
-"""Codecs of the types that are known by themselves. Nothing is imported for a type that the program does not have:
-who gives a pydantic model has pydantic."""
+"""Codecs of the built-in kinds of types. No library is imported here for its types: whoever passes a pydantic model has
+imported pydantic already.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def make(kind: Any) -> Codec[Any] | None:
 
 
 def _module(name: str) -> Any:
-    """The module where somebody has imported it already, else None."""
+    """The module if the program has imported it already, else None."""
     return sys.modules.get(name)
 
 
@@ -60,7 +61,7 @@ def _article(name: str) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-# What an encoder raises of a value that it cannot write.
+# What encoders raise for a value that they cannot encode.
 _UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)
 
 
@@ -128,7 +129,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _vouches(kind: Any) -> bool:
-    """Whether an object of that class has the class's fields, as far as its constructor was used as it is meant."""
+    """Whether the constructor of the class ensures that its objects have the declared fields."""
     kind = typing.get_origin(kind) or kind
     struct = getattr(_module("msgspec"), "Struct", None)
     return isinstance(kind, type) and (
@@ -169,7 +170,7 @@ def plain(kind: Any, encoding: str = "json", *, check: bool | None = None) -> Co
         found = _Description(kind)
         decode: Callable[[Any], Any] = room.Decoder(kind).decode
     except (TypeError, NameError) as error:
-        why = str(error).splitlines()[-1]  # those before it are msgspec's own advice
+        why = str(error).splitlines()[-1]  # the lines before it are msgspec's own advice
         if any(map(_is_pydantic, _within(kind))):
             if encoding == "json":
                 return _pydantic(kind)
@@ -183,7 +184,7 @@ def plain(kind: Any, encoding: str = "json", *, check: bool | None = None) -> Co
         check = not all(map(_vouches, choices))
     loses_nan = encoding == "json" and found.has_floats
 
-    # Where nothing but the class is to be looked at, an object of that very class is encoded at once.
+    # Fast path: where only the class has to be checked, an object of exactly that class is encoded at once.
     simple = wanted[0] if len(wanted) == 1 and isinstance(wanted[0], type) and not check and not loses_nan else None
 
     def checked(value: Any) -> bytes:
@@ -191,14 +192,14 @@ def plain(kind: Any, encoding: str = "json", *, check: bool | None = None) -> Co
             try:
                 return encode(value)  # type: ignore[no-any-return]
             except _UNWRITABLE:
-                pass  # told below
+                pass  # the error is raised below
         if not anything and not isinstance(value, wanted):
             raise _refuse(kind, value)
         try:
             encoded: bytes = encode(value)
         except _UNWRITABLE as error:
             raise _unwritable(kind, encode, value, error) from None
-        # msgspec writes null for what JSON has no number for.
+        # msgspec writes null for NaN and infinity, which JSON cannot represent.
         if loses_nan and b"null" in encoded and (place := _not_finite(msgspec.to_builtins(value, enc_hook=_scalar))):
             raise ValueError(f"{place}, which JSON cannot hold; penstock.types.plain(..., 'msgpack') can")
         if check:
@@ -212,7 +213,7 @@ def plain(kind: Any, encoding: str = "json", *, check: bool | None = None) -> Co
 
 
 def name_of(kind: Any) -> str:
-    """A type as one would write it, without its modules."""
+    """The type as source code, without module names."""
     args = typing.get_args(kind)
     if typing.get_origin(kind) is Annotated:
         return name_of(args[0])
@@ -239,7 +240,7 @@ def _within(kind: Any) -> Iterator[Any]:
         one = waiting.pop()
         parts = list(typing.get_args(one))
         if _is_typed_dict(one) or _vouches(one) or (isinstance(one, type) and _is_named_tuple(one)):
-            with contextlib.suppress(NameError, TypeError):  # a name that is not there to be looked up
+            with contextlib.suppress(NameError, TypeError):  # a forward reference that cannot be resolved
                 parts += typing.get_type_hints(typing.get_origin(one) or one).values()
         new = [part for part in parts if part not in seen]
         seen += new
@@ -248,19 +249,19 @@ def _within(kind: Any) -> Iterator[Any]:
 
 
 def _class_of(kind: Any) -> Any:
-    """What an object of that type is an instance of, or None where isinstance cannot say it."""
+    """The class for ``isinstance``, or None if ``isinstance`` cannot check the type."""
     if _is_typed_dict(kind):
         return dict
     if typing.get_origin(kind) is Annotated:
         return _class_of(typing.get_args(kind)[0])
     kind = typing.get_origin(kind) or kind
     if kind in (int, float, bool):
-        return None  # numpy's are as good
+        return None  # numpy's numbers are accepted too
     return kind if isinstance(kind, type) and kind is not Any else None
 
 
 def _scalar(value: Any) -> Any:
-    """numpy's numbers are as good as Python's."""
+    """A numpy number as a Python number; anything else unchanged."""
     generic = getattr(_module("numpy"), "generic", None)
     if generic is not None and isinstance(value, generic):
         return value.item()
@@ -280,7 +281,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _unwritable(kind: Any, encode: Callable[[Any], object], value: Any, error: Exception) -> Exception:
-    """What an encoder cannot write, by its field: ``TypeError`` for a kind of object, ``ValueError`` for a value."""
+    """The error that names the field that cannot be encoded: ``TypeError`` for its type, ``ValueError`` for its
+    value.
+    """
     path, going = "", True
     while going and not isinstance(error, RecursionError):
         going = False
@@ -288,7 +291,7 @@ def _unwritable(kind: Any, encode: Callable[[Any], object], value: Any, error: E
             try:
                 encode(part)
             except _UNWRITABLE as inner:
-                error = inner.with_traceback(None)  # it would hold this frame, and with it the value
+                error = inner.with_traceback(None)  # the traceback would keep this frame and the value alive
                 path, value, going = path + place, part, True
                 break
     where = f"field {path.lstrip('.')!r}" if path else "it"
@@ -303,7 +306,7 @@ def _unwritable(kind: Any, encode: Callable[[Any], object], value: Any, error: E
 
 
 def _not_finite(value: Any, path: str = "") -> str | None:
-    """Where a number is that JSON has no digits for, in words; None where all are."""
+    """A text that names the first number that JSON cannot represent (NaN, infinity); None if there is none."""
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{f'field {path!r}' if path else 'it'} is {value}"
     for place, part in _parts(value):
@@ -313,9 +316,10 @@ def _not_finite(value: Any, path: str = "") -> str | None:
 
 
 class _Description:
-    """The JSON Schema of what msgspec knows, with what its own leaves out: times without a zone are said to be times,
-    those that must have a zone, or must not, say so (``x-zone``), maps have the type of their keys (``x-keys``),
-    records that are written as arrays the names of their fields (``x-fields``)."""
+    """The JSON Schema that msgspec generates, with what it leaves out: times without a zone are marked as times;
+    ``x-zone`` says whether a time must or must not have a zone; ``x-keys`` is the type of a map's keys; ``x-fields``
+    are the field names of records that are encoded as arrays.
+    """
 
     def __init__(self, kind: Any) -> None:
         from msgspec import inspect, json
@@ -330,12 +334,12 @@ class _Description:
             self._mark(info, names[reference["$ref"].rpartition("/")[2]])
         if names:
             self.schema["$defs"] = names
-        # msgspec reads the fields of dataclasses and TypedDicts by the UTF-8 form that a name of other letters than
-        # ASCII's has once it was encoded, and passes over those that have none.
+        # msgspec finds a field of a dataclass or TypedDict with a non-ASCII name only after the name has been encoded
+        # as UTF-8 once, and skips it otherwise.
         json.encode([field.encode_name for info in self._classes.values() for field in getattr(info, "fields", ())])
 
     def _look(self, info: Any) -> None:
-        """Notes every class of the type and whether it has numbers that may be NaN."""
+        """Collect the classes of the type, and note whether it has floats, which may be NaN."""
         kind = type(info).__name__
         self.has_floats = self.has_floats or kind in ("FloatType", "AnyType", "CustomType")
         if hasattr(info, "cls") and kind != "CustomType":
@@ -352,7 +356,7 @@ class _Description:
 
     def _mark(self, info: Any, node: Any) -> None:
         if not isinstance(node, dict) or "$ref" in node:
-            return  # classes are marked by themselves
+            return  # each class is marked on its own
         kind = type(info).__name__
         if kind == "Metadata":
             self._mark(info.type, node)
@@ -363,12 +367,12 @@ class _Description:
         elif kind == "UnionType":
             for one in info.types:
                 for choice in node.get("anyOf", ()):
-                    self._mark(one, choice)  # of the types that are written as text, a union has one at most
+                    self._mark(one, choice)  # a union has at most one type that is encoded as text
         elif kind == "TupleType":
             for one, part in zip(info.item_types, node.get("prefixItems", ()), strict=False):
                 self._mark(one, part)
         elif hasattr(info, "fields"):
-            before = len(node.get("prefixItems", ())) - len(info.fields)  # a tag may stand before them
+            before = len(node.get("prefixItems", ())) - len(info.fields)  # a tag may come before the fields
             places = node.get("prefixItems", ())[before:]
             if places:
                 node["x-fields"] = [None] * before + [field.encode_name for field in info.fields]
@@ -382,7 +386,7 @@ class _Description:
 
 
 def _keys(info: Any) -> str | None:
-    """What a map's keys are, in words; None where they are any text, or anything."""
+    """The type of a map's keys as text; None if they are any text, or anything."""
     kind = type(info).__name__
     if kind in ("AnyType", "StrType"):  # JSON Schema has the bounds of a text
         return None
@@ -411,7 +415,7 @@ def _is_pydantic(kind: Any) -> bool:
 
 
 def _pydantic(kind: Any) -> Codec[Any]:
-    """Of a model by its own methods, of what holds models by an adapter."""
+    """Uses the methods of a model, or an adapter for types that contain models."""
     import pydantic
 
     by_alias = True
@@ -419,7 +423,8 @@ def _pydantic(kind: Any) -> Codec[Any]:
     builtins_of: Callable[[Any], Any]
     try:
         if _is_pydantic(kind):
-            by_alias = kind.model_config.get("validate_by_alias") is not False  # written as it is read
+            # encode with the aliases that decoding expects
+            by_alias = kind.model_config.get("validate_by_alias") is not False
             describe, load = kind.model_json_schema, kind.model_validate_json
             builtins_of = operator.methodcaller("model_dump", by_alias=by_alias, warnings=False)
             dump = operator.methodcaller("model_dump_json", by_alias=by_alias)
@@ -459,7 +464,7 @@ def _pydantic(kind: Any) -> Codec[Any]:
         encoded: bytes = text.encode() if isinstance(text, str) else text
         if has_secrets and b'"**********"' in encoded:
             raise ValueError("a secret is written as asterisks, which nobody can read: its field needs a serializer")
-        # pydantic writes null for what JSON has no number for, unless the model says otherwise.
+        # pydantic writes null for NaN and infinity, unless the model says otherwise.
         if b"null" in encoded and (place := _not_finite(builtins_of(value))):
             raise ValueError(f"{place}, which JSON cannot hold; ser_json_inf_nan of the model's config can")
         return encoded
@@ -474,7 +479,7 @@ def _pydantic(kind: Any) -> Codec[Any]:
 
 
 def _first_error(errors: Any) -> str:
-    """Of a ``pydantic.ValidationError``, with its field."""
+    """The first error of a ``pydantic.ValidationError``, with its field."""
     first, *others = errors.errors(include_url=False, include_context=False, include_input=False)
     where = ".".join(map(str, first["loc"]))
     more = f" (and {len(others)} more)" if others else ""
@@ -482,7 +487,7 @@ def _first_error(errors: Any) -> str:
 
 
 def _unwritable_field(value: Any, by_alias: bool) -> str:
-    """The first field that a model cannot write, in words; those within it are not looked at."""
+    """A text that names the first field that a model cannot encode; nested fields are not checked."""
     for name in getattr(type(value), "model_fields", ()):
         try:
             value.model_dump_json(include={name}, by_alias=by_alias)
@@ -492,7 +497,9 @@ def _unwritable_field(value: Any, by_alias: bool) -> str:
 
 
 def _pydantic_generator() -> Any:
-    """pydantic's own, which also says what the keys of a map are, and whether a time must have a zone."""
+    """pydantic's generator of JSON Schema, extended by the type of a map's keys and by whether a time must have a
+    zone.
+    """
     from pydantic.json_schema import GenerateJsonSchema
 
     class Generator(GenerateJsonSchema):
@@ -519,12 +526,14 @@ def _zone(schema: Any) -> dict[str, bool]:
 
 
 def _check_round_trip(name: str, written: dict[str, Any], read: dict[str, Any]) -> None:
-    """Refuses a model that does not read the fields that it writes: one of another alias, left out, or in a form that
-    cannot be read."""
+    """Refuse a model that cannot decode its own output: because an alias differs, a field is left out, or its encoded
+    form cannot be read.
+    """
     for mine, theirs in _records(written, read):
         fields = mine.get("properties", {})
         known = theirs.get("properties", {})
-        needed = theirs.get("required", ()) if "properties" in mine else ()  # what a serializer writes is not known
+        # the output of a custom serializer is not known
+        needed = theirs.get("required", ()) if "properties" in mine else ()
         missing = [one for one in needed if one not in fields]
         strange = [one for one in fields if one not in known] if theirs.get("additionalProperties") is False else []
         for field in (*missing, *strange):
@@ -537,8 +546,9 @@ def _check_round_trip(name: str, written: dict[str, Any], read: dict[str, Any]) 
 
 
 def _mark_written(written: dict[str, Any], read: dict[str, Any]) -> None:
-    """Says of the fields that are written in another form than they are asked for, or only written, which form that is
-    (``x-written``): a Decimal is read as a number or a text and written as a text, a computed field is not read."""
+    """Add ``x-written`` to fields whose encoded form differs from what decoding accepts: a Decimal is read as a number
+    or a text and written as text; a computed field is written and never read.
+    """
     for mine, theirs in _records(written, read):
         known = theirs.get("properties", {})
         for name, node in mine.get("properties", {}).items():
@@ -551,7 +561,7 @@ def _mark_written(written: dict[str, Any], read: dict[str, Any]) -> None:
 
 
 def _records(written: dict[str, Any], read: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """What is written and what is read of each class of a model."""
+    """The pairs (schema for writing, schema for reading) of each class of a model."""
     names = read.get("$defs", {})
     return [(written, read), *((node, names[key]) for key, node in written.get("$defs", {}).items() if key in names)]
 
@@ -587,7 +597,7 @@ _LABELS = {1: "optional", 2: "required", 3: "repeated"}
 
 
 def _fields(descriptor: Any, messages: dict[str, Any]) -> dict[str, Any]:
-    """The fields by number, and beside them the messages that they hold."""
+    """The fields by number; ``messages`` is filled with the nested messages."""
     fields: dict[str, Any] = {}
     for field in descriptor.fields:
         label = "repeated" if field.is_repeated else "required" if field.is_required else "optional"
@@ -596,7 +606,7 @@ def _fields(descriptor: Any, messages: dict[str, Any]) -> dict[str, Any]:
         if held is not None:
             found["message"] = held.full_name
             if held.full_name not in messages:
-                messages[held.full_name] = {}  # before it is looked into: it may hold itself
+                messages[held.full_name] = {}  # entered first, because the message may contain itself
                 messages[held.full_name] = {"fields": _fields(held, messages)}
         fields[str(field.number)] = found
     return fields
@@ -610,7 +620,7 @@ def _type_name(field: Any) -> str:
 
 
 def _descriptor_set(file: Any) -> bytes:
-    """The file and all that it imports, those first: what other programs need to read the messages."""
+    """The file and everything that it imports, imports first: what other programs need to read the messages."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
     files: dict[str, Any] = {}
@@ -668,7 +678,8 @@ def _numpy(kind: Any) -> Codec[Any]:
         count, rest = divmod(len(message), item_bytes)
         if rest:
             raise ValueError(f"its bytes are no whole number of items of {item_bytes} bytes")
-        # It holds the memory, whatever becomes of the message; numpy.ndarray(buffer=...) would hold the message alone.
+        # frombuffer holds a view, so the memory stays valid after the message was released; numpy.ndarray(buffer=...)
+        # would hold only the message object.
         return from_buffer(message, dtype, count) if count else numpy.empty(0, dtype)
 
     def draft(take: Any, size: int = 1, **options: Any) -> ArrayDraft:
@@ -722,7 +733,7 @@ def _arrow(kind: Any) -> Codec[Any]:
     def decode(message: Any) -> Any:
         with ipc.open_stream(pyarrow.py_buffer(message)) as reader:
             batch = reader.read_next_batch()
-        batch.validate(full=True)  # offsets and texts too: others may have written them
+        batch.validate(full=True)  # check offsets and texts too: another program may have written them
         if batch.schema == kind:
             return batch
         columns = []

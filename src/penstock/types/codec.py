@@ -22,7 +22,9 @@ ENTRY_POINTS = "penstock.codecs"  #: the group of entry points; each names a fun
 
 
 class ArrayDraft:
-    """What ``reserve`` of a publisher of arrays gives: entered, an array over memory that is published at the end."""
+    """What ``reserve`` of a publisher of arrays returns; its ``with`` block gives an array over memory that is
+    published at the end.
+    """
 
     __slots__ = ("_draft", "array", "take_another")
 
@@ -39,8 +41,8 @@ class ArrayDraft:
     def publish(self) -> int | None:
         """Publish it; gives its ordinal where the reach knows it.
 
-        A copy is published where a view of the array has a name still (``xyz = points["xyz"]``): it could write into
-        what others read.
+        If a view of the array is still referenced (``xyz = points["xyz"]``), a copy is published, because the view
+        could change what others read.
         """
         try:
             return self._draft.publish()
@@ -71,7 +73,7 @@ class ArrayDraft:
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """What a typed handle needs to know of a type.
+    """How a typed handle encodes and decodes a type.
 
     ``schema`` is a definition as ``Schema.definition`` has it; empty: only the name is known to others. ``decode`` gets
     the message itself, which has a buffer. ``draft(take, ...)`` is what ``reserve(...)`` of its publishers does: it
@@ -98,7 +100,9 @@ _loading = threading.Lock()
 
 
 def add(maker: Maker) -> Maker:
-    """Have ``maker(type)`` asked for a codec before all others; it gives None for types that are not its own."""
+    """Register ``maker(type)``, which is asked for a codec before all others; it returns None for types that it does
+    not know.
+    """
     if not callable(maker):
         raise TypeError(f"a function from a type to its codec is wanted, not {type(maker).__name__}")
     _makers.insert(0, maker)
@@ -106,12 +110,12 @@ def add(maker: Maker) -> Maker:
 
 
 def remove(maker: Maker) -> None:
-    """Take back what ``add`` took."""
+    """Undo ``add``."""
     _makers.remove(maker)
 
 
 def codec_of(kind: Any) -> Codec[Any]:
-    """The codec of a type, or ``kind`` itself where it is one. ``InvalidArgument`` says which types there are."""
+    """The codec of a type, or ``kind`` itself if it is a codec. ``InvalidArgument`` lists the types that have one."""
     if isinstance(kind, Codec):
         return kind
     from penstock.types.builtin import make
@@ -144,7 +148,7 @@ _INSTEAD = {
 
 
 def _entry_points() -> list[Maker]:
-    """Looked for once, and only for a type that nobody else knows."""
+    """Loaded once, and only for a type that no other maker knows."""
     global _loaded  # noqa: PLW0603
     with _loading:
         if _loaded is None:

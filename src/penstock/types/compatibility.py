@@ -1,7 +1,6 @@
-"""Which schemas go together: the rules of docs/types.md, in one place.
-
-``first_difference(writer, reader)`` says why a reader cannot read all that a writer may write, or None where it can. It
-looks at texts alone, so that anybody can ask, whatever is installed.
+"""Which schemas are compatible: the rules of docs/types.md, in one place. ``first_difference(writer, reader)`` says why
+a reader cannot read everything that a writer may write, or None if it can. It compares only texts, so it needs none of
+the libraries that the types come from.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ if TYPE_CHECKING:
     from penstock.types.schema import Schema
 
 MAX_STEPS = 20_000  # of one comparison: choices within choices multiply
-MAX_DEPTH = 64  # of types within types; a type that holds itself is compared once
-# Words of JSON Schema that a message does not depend on.
+MAX_DEPTH = 64  # of nested types; a recursive type is compared once
+# Keywords of JSON Schema that do not affect messages.
 _SILENT = {"title", "description", "default", "examples", "deprecated", "$comment", "$defs", "$schema", "readOnly"}
 _SILENT |= {"writeOnly", "discriminator", "x-written"}
 _STRUCTURE = {"type", "properties", "required", "additionalProperties", "items", "prefixItems", "enum", "const"}
@@ -24,7 +23,7 @@ _ZONES = {True: "with a time zone", False: "without a time zone", None: "with or
 
 
 def first_difference(writer: Schema, reader: Schema) -> str | None:
-    """Why ``reader`` cannot read everything that ``writer`` writes, the first such field named; None: it can."""
+    """Why ``reader`` cannot read everything that ``writer`` writes, naming the first such field; None: it can."""
     if writer.encoding != reader.encoding:
         return f"it is written as {writer.encoding} and read as {reader.encoding}"
     mine, theirs = dict(writer.definition), dict(reader.definition)
@@ -56,14 +55,14 @@ class _Document:
         self.root = root
 
     def follow(self, node: Any) -> Mapping[str, Any]:
-        """The node itself, whatever refers to it."""
+        """The node with references resolved."""
         for _ in range(MAX_DEPTH):
             if node is True:
                 return _ANYTHING
             if not isinstance(node, Mapping):
                 raise ValueError(f"{node!r} is no schema")
             whole = node.get("allOf")
-            if isinstance(whole, list) and len(whole) == 1:  # pydantic's way to write words beside a reference
+            if isinstance(whole, list) and len(whole) == 1:  # how pydantic writes keywords beside a reference
                 node = whole[0]
             elif "$ref" in node:
                 node = self._names[str(node["$ref"]).rpartition("/")[2]]
@@ -81,7 +80,7 @@ class _Comparison:
         self._encoding = encoding
         self._writer = writer
         self._reader = reader
-        self._open: set[tuple[int, int]] = set()  # pairs that are being compared: a type may hold itself
+        self._open: set[tuple[int, int]] = set()  # pairs that are being compared: types may be recursive
         self._steps = 0
 
     def node(self, writer: Any, reader: Any, path: str) -> Iterator[str]:
@@ -105,13 +104,13 @@ class _Comparison:
         if len(written) > 1 or len(readable) > 1:
             for one in written:
                 if not any(next(self.node(one, other, path), None) is None for other in readable):
-                    yield f"{_place(path)} may be {_said(one)}, which is read as {_said(theirs)}"
+                    yield f"{_place(path)} may be {_describe(one)}, which is read as {_describe(theirs)}"
             return
         mine, theirs = self._writer.follow(written[0]), self._reader.follow(readable[0])
         yield from _values(mine, theirs, path)
         kind = theirs.get("type")
         if kind is not None and kind != mine.get("type") and (mine.get("type"), kind) != ("integer", "number"):
-            yield f"{_place(path)} is {_said(mine)}, and is read as {_said(theirs)}"
+            yield f"{_place(path)} is {_describe(mine)}, and is read as {_describe(theirs)}"
             return
         yield from _constraints(mine, theirs, path, self._encoding)
         if kind == "object":
@@ -123,7 +122,7 @@ class _Comparison:
         written, readable = mine.get("properties", {}), theirs.get("properties", {})
         sure, needed = set(mine.get("required", ())), theirs.get("required", ())
         rest = theirs.get("additionalProperties", True)
-        # Who lists its fields writes no others, though it may be asked to read them.
+        # A writer that lists its fields writes no others, even if its schema allows others for reading.
         others = mine.get("additionalProperties", "properties" not in mine)
         for name in needed:
             where = f"{path}.{name}".lstrip(".")
@@ -141,7 +140,7 @@ class _Comparison:
                 yield from self.node(node, rest, where)
         if isinstance(rest, Mapping) and others is not False:
             yield from self.node(others, rest, f"{path}.*".lstrip("."))
-        for name, node in readable.items() if others is not False else ():  # a mapping may hold any name
+        for name, node in readable.items() if others is not False else ():  # a mapping may contain any name
             if name not in written:
                 yield from self.node(others, node, f"{path}.{name}".lstrip("."))
 
@@ -170,14 +169,14 @@ class _Comparison:
 
 
 def _written(writer: Any, reader: Any) -> Any:
-    """The form that a field is written in. Where the reader writes it so too, it reads what it writes."""
+    """The form in which a field is written. A reader that writes the same form can read it."""
     form = writer.get("x-written") if isinstance(writer, Mapping) else None
     same = form is None or (isinstance(reader, Mapping) and reader.get("x-written") == form)
     return writer if same else form
 
 
 def spoken(node: Mapping[str, Any]) -> dict[str, Any]:
-    """What of it a message depends on."""
+    """The part of the node that messages depend on."""
     return {word: value for word, value in node.items() if word not in _SILENT}
 
 
@@ -192,13 +191,13 @@ def _choices(node: Mapping[str, Any]) -> list[Any]:
 
 
 def _values(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Where only some values can be read, only those may be written."""
+    """If the reader accepts only some values, the writer must write only those."""
     readable = _listed(theirs)
     if readable is None:
         return
     written = _listed(mine)
     if written is None:
-        yield f"{_place(path)} may be any {_said(mine)}, and only {readable} are read"
+        yield f"{_place(path)} may be any {_describe(mine)}, and only {readable} are read"
         return
     for value in written:
         if not any(value == other and type(value) is type(other) for other in readable):
@@ -213,9 +212,9 @@ def _listed(node: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _constraints(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str, encoding: str) -> Iterator[str]:
-    """Bounds and formats: what is read asks for no more than what is written promises."""
-    # Bytes and times have a form of their own in msgpack: who reads them as text must not be given them.
-    # So have keys that are no text; as JSON they are text, and who reads any object reads them.
+    """Bounds and formats: the reader must not require more than the writer guarantees."""
+    # In msgpack, bytes, times and keys that are no text have types of their own, so a reader that expects text cannot
+    # read them. In JSON such keys are text, which any reader of objects accepts.
     for word, forms in (("contentEncoding", None), ("format", {"date-time"}), ("x-keys", None)):
         if word == "x-keys" and encoding == "json" and _is_any_object(theirs):
             continue
@@ -236,13 +235,13 @@ def _is_any_object(node: Mapping[str, Any]) -> bool:
     return {"additionalProperties": True, **spoken(node)} == {"additionalProperties": True, "type": "object"}
 
 
-def _said(node: Mapping[str, Any]) -> str:
+def _describe(node: Mapping[str, Any]) -> str:
     """A few words for people."""
     if "$ref" in node:
         return str(node["$ref"]).rpartition("/")[2]
     choices = _choices(node)
     if len(choices) > 1:
-        return " or ".join(dict.fromkeys(_said(one) for one in choices))
+        return " or ".join(dict.fromkeys(_describe(one) for one in choices))
     listed = _listed(node)
     kind = str(node.get("type") or (f"one of {listed}" if listed else node.get("title") or "anything"))
     return f"{kind} ({node['format']})" if "format" in node else kind
@@ -252,7 +251,7 @@ def _said(node: Mapping[str, Any]) -> str:
 
 
 def _protobuf(writer: Mapping[str, Any], reader: Mapping[str, Any], _encoding: str) -> Iterator[str]:
-    # A message's name is known to all who have its file: one of the same fields and another name means another thing.
+    # Names matter: a message with the same fields and another name is another message.
     if writer["message"] != reader["message"]:
         yield f"it is written as {writer['message']} and read as {reader['message']}"
     yield from _protobuf_fields(writer, reader)
@@ -285,7 +284,7 @@ def _protobuf_fields(
 
 
 def _message(schema: Mapping[str, Any], field: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The message that a field holds; None where it is compared already (it holds itself)."""
+    """The message type of a field; None if it is being compared already (it is recursive)."""
     found: Mapping[str, Any] | None = schema.get("messages", {}).get(field["message"])
     seen = schema.get("seen", ())
     if found is None or field["message"] in seen:
@@ -311,18 +310,18 @@ def _arrow(writer: Mapping[str, Any], reader: Mapping[str, Any], _encoding: str)
 
 def _dtype(writer: Any, reader: Any, _encoding: str) -> Iterator[str]:
     if isinstance(writer, str) or isinstance(reader, str):
-        yield f"its items are {_said_dtype(writer)}, and are read as {_said_dtype(reader)}"
+        yield f"its items are {_describe_dtype(writer)}, and are read as {_describe_dtype(reader)}"
         return
     for mine, theirs in zip(writer, reader, strict=False):
         if mine != theirs:
-            told, wanted = _said_dtype(mine[1:]), _said_dtype(theirs[1:])
+            told, wanted = _describe_dtype(mine[1:]), _describe_dtype(theirs[1:])
             yield f"field {mine[0]!r} is {told}, and field {theirs[0]!r} {wanted} is read there"
     longer = writer if len(writer) > len(reader) else reader
     for field in longer[min(len(writer), len(reader)) :]:
         yield f"field {field[0]!r} is {'written and not read' if longer is writer else 'read and not written'}"
 
 
-def _said_dtype(parts: Any) -> str:
+def _describe_dtype(parts: Any) -> str:
     if isinstance(parts, list) and len(parts) == 1:
         parts = parts[0]
     return parts if isinstance(parts, str) else str(parts)

@@ -1,7 +1,5 @@
-"""Whether a value is of the type that a JSON Schema describes: what our own types make of it, and no more.
-
-Values are those of ``penstock.types.fields``. Words of a schema that are not looked at: formats, patterns, lengths and
-ranges.
+"""Whether a value matches a JSON Schema, as far as the schemas of our own types go. Values are those of
+``penstock.types.fields``. Formats, patterns, lengths and ranges are not checked.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ def check_json(value: Any, definition: Any) -> None:
 
 
 def _misfit(value: Any, node: Any, names: Mapping[str, Any], path: str, depth: int) -> str:
-    """What is wrong, in words; empty where nothing is."""
+    """What is wrong, as text; empty if nothing is."""
     if not isinstance(node, dict) or depth > MAX_DEPTH:
         return ""
     node = node.get("x-written", node)
@@ -74,7 +72,7 @@ def _misfit_of_object(
 
 
 def _is_of(value: Any, kind: str) -> bool:
-    if kind == "string":  # msgpack has bytes and times of its own
+    if kind == "string":  # msgpack has types of its own for bytes and times
         return not isinstance(value, bool | int | float | Mapping | list | tuple | type(None))
     if kind == "integer" and isinstance(value, float):
         return value.is_integer()

@@ -1,4 +1,4 @@
-"""Values of messages whose type this program does not have: read by the schema that travels with them.
+"""Values of messages whose Python type this program does not have, decoded by the schema that was announced with them.
 
 A value is made of dict, list, str, bytes, numbers, bool and None. A message that holds rows (a numpy array, an Arrow
 batch) is a ``Rows``.
@@ -36,7 +36,7 @@ logger = logging.getLogger("penstock")
 
 
 class Rows(list[Any]):
-    """The rows of one message; a name stands for that field of every row, or of the only one."""
+    """The rows of one message. Indexing by name gives that field of every row, or of the only row."""
 
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, str):
@@ -57,7 +57,7 @@ def reader_of(schema: Schema) -> Reader:
         read = maker(schema)
     except (PenstockError, ModuleNotFoundError):
         raise
-    except Exception as error:  # each library has its own
+    except Exception as error:  # each library raises its own errors
         raise ProtocolError(f"the schema of {schema.name} cannot be read: {error}") from None
 
     def value_of(message: Any) -> Any:
@@ -65,16 +65,15 @@ def reader_of(schema: Schema) -> Reader:
             return read(message)
         except ValueError:
             raise
-        except Exception as error:  # each library has its own
+        except Exception as error:  # each library raises its own errors
             raise ValueError(f"not {schema.name} as {schema.encoding}: {error}") from None
 
     return value_of
 
 
 class Values:
-    """The values of what one subscriber gives, by what is said there of its topics; without that, of JSON.
-
-    Used by one thread. What nobody has said, and what does not fit, is looked for again now and then.
+    """Decodes the messages of one subscriber by the schemas of their topics, or as JSON without a schema. Used by one
+    thread. A schema that is missing, or that a message does not match, is looked up again now and then.
     """
 
     def __init__(self, subscriber: Subscriber) -> None:
@@ -82,15 +81,15 @@ class Values:
         self._known: dict[str | None, tuple[float, Schema | None, Reader]] = {}
 
     def schema(self, topic: str | None) -> Schema | None:
-        """What is said of the topic, where this program can read it."""
+        """The schema of the topic, if this program can decode it."""
         return self._look(topic)[1]
 
     def __call__(self, message: Any) -> Any:
-        """The value; ``ValueError`` where the message is not what is said of it."""
+        """The value; ``ValueError`` if the message does not match its schema."""
         return self.read(message, message.channel)
 
     def read(self, message: Any, topic: str | None) -> Any:
-        """The same of a message of that topic."""
+        """The same for a message of that topic."""
         known = self._look(topic)
         try:
             return known[2](message)
@@ -105,7 +104,7 @@ class Values:
         check_paths(self.schemas(topic), paths)
 
     def schemas(self, topic: str | None) -> list[Schema]:
-        """Every version that is kept there of what is said of the topic, the newest last."""
+        """Every stored version of the topic's schema, the newest last."""
         found = []
         for text in self._subscriber.schemas_of(topic):
             with contextlib.suppress(PenstockError):
@@ -126,7 +125,7 @@ class Values:
 
         try:
             schemas = self.schemas(topic)
-            if len(schemas) > 1:  # which message is of which is not known
+            if len(schemas) > 1:  # it is not known which version a message has
                 return schemas[-1], Versions((SEEN, schema) for schema in schemas).read
             return (schemas[0], reader_of(schemas[0])) if schemas else (None, _plain_json)
         except (PenstockError, ModuleNotFoundError) as error:
@@ -136,7 +135,8 @@ class Values:
 
 def _plain_json(message: Any) -> Any:
     try:
-        return json.loads(str(message, "utf-8"))  # of bytes it would take UTF-16 too, which no typed reader does
+        # decoded here, because json.loads would accept UTF-16 too, which no typed reader does
+        return json.loads(str(message, "utf-8"))
     except RecursionError:
         raise ValueError("nested too deep") from None
 
@@ -181,7 +181,7 @@ def _numpy(schema: Schema) -> Reader:
 
 
 def _record(item: Any) -> Any:
-    """A record as a dict, and those in it; numbers of every kind as Python's own."""
+    """A record as a dict, nested ones too, with Python's own numbers."""
     if getattr(item.dtype, "names", None) is None:
         return _leaf(item)
     if item.shape:  # several records in one field
@@ -220,7 +220,7 @@ def _arrow(schema: Schema) -> Reader:
     def read(message: Any) -> Rows:
         with ipc.open_stream(pyarrow.py_buffer(bytes(message))) as reader:
             batch = reader.read_next_batch()
-        batch.validate(full=True)  # it may come from anybody
+        batch.validate(full=True)  # any program may have sent it
         return Rows(batch.to_pylist())
 
     return read
@@ -295,7 +295,7 @@ def split_paths(text: str) -> list[str]:
 
 
 def at(value: Any, steps: Iterable[Step]) -> Any:
-    """What stands there; None where nothing does."""
+    """The value at the path; None if there is none."""
     for step in steps:
         try:
             value = value[step]
@@ -309,7 +309,7 @@ def check_path(schema: Schema, path: str | Sequence[Step]) -> None:
     try:
         shape = shape_of(schema)
     except ProtocolError:
-        shape = Shape("any")  # a damaged schema says nothing of fields
+        shape = Shape("any")  # the fields of a damaged schema are not known
     steps = parse_path(path) if isinstance(path, str) else path
     for at, step in enumerate(steps):
         if shape.item is not None and isinstance(step, int) == (shape.kind == "list"):
@@ -322,7 +322,7 @@ def check_path(schema: Schema, path: str | Sequence[Step]) -> None:
                 raise InvalidArgument(f"{schema.name} has no field {step!r}; {hint}")
             shape = known[step]
         elif shape.kind == "any" or isinstance(step, int):
-            return  # whatever it is, a message may have it
+            return  # a message may have any field here
         else:
             where = ".".join(map(str, steps[:at])) or "the message"
             raise InvalidArgument(f"{schema.name} has no field {step!r}: {where} is {shape.kind}, which has no fields")
@@ -345,7 +345,7 @@ def check_paths(schemas: Sequence[Schema], paths: Iterable[str | Sequence[Step]]
 
 
 def fitted(value: Any, shape: Shape) -> Any:
-    """``value`` as a column of ``shape`` takes it; ``ValueError`` where it is of another kind."""
+    """``value`` converted for a column of ``shape``; ``ValueError`` if it has another type."""
     if value is None:
         return None
     kind = shape.kind
@@ -366,7 +366,7 @@ def fitted(value: Any, shape: Shape) -> Any:
     if kind == "text" and isinstance(value, str):
         return value
     if kind == "text" and not isinstance(value, dict | list | bytes | int | float):
-        return _leaf_text(value)  # a time, which msgpack has as its own kind
+        return _leaf_text(value)  # a time, for which msgpack has a type of its own
     if shape.unit is not None:
         return _count(value, shape)
     if kind == "bool" and isinstance(value, bool):
@@ -377,7 +377,7 @@ def fitted(value: Any, shape: Shape) -> Any:
 
 
 def _count(value: Any, shape: Shape) -> int:
-    """How many units a time is after 1970, or a duration long."""
+    """A time as the number of units since 1970, or the length of a duration in units."""
     import numpy
 
     if isinstance(value, int) and not isinstance(value, bool):
@@ -420,8 +420,9 @@ def _other(value: Any, shape: Shape) -> ValueError:
 
 
 def json_text(value: Any, most_bytes: int | None = None) -> str:
-    """``value`` as JSON (RFC 8259): bytes as base64, or by their number where there are more than ``most_bytes``;
-    numbers that JSON does not have as null."""
+    """``value`` as JSON (RFC 8259): bytes as base64, or as their count if there are more than ``most_bytes``; NaN and
+    infinity as null.
+    """
 
     def shown(one: Any) -> Any:
         if isinstance(one, bytes | bytearray | memoryview):
@@ -437,7 +438,7 @@ def json_text(value: Any, most_bytes: int | None = None) -> str:
 
 
 def _leaf_text(value: Any) -> str:
-    """What JSON has no kind for; times as typed publishers write them in JSON."""
+    """A value that JSON has no type for, as text; times as typed publishers write them in JSON."""
     if isinstance(value, datetime.datetime | datetime.date | datetime.time):
         return value.isoformat().replace("+00:00", "Z")
     return str(value)

@@ -1,7 +1,7 @@
 """TypedPublisher and TypedSubscriber: one wrapper over the contract, the same at every reach.
 
-Rules: what a handle can do beyond the contract (``port``, ``ack``, ``flush``) is the inner handle's and reached through
-this one. Messages are the reach's own; their ``value`` decodes when asked. Threads: as the inner handle.
+Rules: attributes beyond the contract (``port``, ``ack``, ``flush``) are those of the inner handle. Messages are the
+reach's own; their ``value`` is decoded when it is asked for. Threads: as the inner handle.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ logger = logging.getLogger("penstock")
 
 
 class _Wrapper(Handle):
-    """What both have of the handle within."""
+    """What both take from the inner handle."""
 
     inner: Any
     codec: Codec[Any]
 
     @property
     def schema(self) -> str | None:
-        """What is said at the channel of its messages, or None."""
+        """The schema of the channel's messages, or None."""
         return self.inner.schema  # type: ignore[no-any-return]
 
     @property
@@ -43,11 +43,11 @@ class _Wrapper(Handle):
         return self.inner.ledger  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Give everything back. Closing twice does nothing."""
+        """Release everything. Closing twice does nothing."""
         self.inner.close()
 
     def __exit__(self, *error: Any) -> None:
-        self.inner.__exit__(*error)  # what a reach does after an error is its own: a queue's message comes again
+        self.inner.__exit__(*error)  # what happens after an error depends on the reach: a queue redelivers the message
         self.close()
 
     async def __aexit__(self, *error: Any) -> None:
@@ -71,13 +71,13 @@ class TypedPublisher(_Wrapper, Publisher[T]):
         self.inner = inner
         self.codec = codec
         self._encode = codec.encode
-        vars(self)["publish"] = _publishing(inner.publish, codec)  # a message costs one frame of Python
+        vars(self)["publish"] = _publishing(inner.publish, codec)  # so that a message costs only one Python call
         words = ("carries_properties", "carries_properties_of_many")
         vars(self).update({word: getattr(inner, word) for word in words})
 
     def publish(self, value: T, **options: Any) -> int | None:  # type: ignore[override]  # bytes are for forward()
         """Publish an object; gives its ordinal where the reach knows it. The options are the reach's."""
-        return self.publish(value, **options)  # of the handle itself: see __init__
+        return self.publish(value, **options)  # the function that __init__ has set
 
     def publish_many(self, batch: Iterable[T], **options: Any) -> int:  # type: ignore[override]
         """Publish each of them, in order; gives how many. One that cannot be encoded: none is published."""
@@ -123,7 +123,7 @@ class TypedPublisher(_Wrapper, Publisher[T]):
         return self.inner.wait_ready(subscribers, timeout)
 
     def forward(self, batch: Batch | Sequence[Message]) -> int:
-        """Publish messages of any reach as they are, without a look inside."""
+        """Publish messages of any reach unchanged, without decoding them."""
         return self.inner.forward(batch)
 
     def _publish_now(self, data: Any, options: Mapping[str, Any]) -> int | None:
@@ -167,7 +167,7 @@ def _publishing(publish: Callable[..., int | None], codec: Codec[Any]) -> Callab
 
 
 def check_encoded(codec: Codec[Any], *encoded: Any) -> None:
-    """``TypeError`` where a codec, which is somebody's own, gives no bytes."""
+    """``TypeError`` if a codec, which may be the user's own, does not return bytes."""
     for one in encoded:
         try:
             memoryview(one)
@@ -192,21 +192,23 @@ def _reading(inner: Subscriber, decoder: Any) -> Callable[..., Any]:
 
 
 def _tell_refusal(inner: Any) -> None:
-    """A reach that learns only later that the types differ gives nothing to read, and keeps why."""
+    """Raise why there is nothing to read: some reaches learn only after opening that the types differ."""
     refusal = getattr(inner, "refusal", None)
     if refusal is not None:
-        raise type(refusal)(str(refusal)) from None  # a new one each time: the one that is kept would gather tracebacks
+        raise type(refusal)(str(refusal)) from None  # a new error each time: the stored one would collect tracebacks
 
 
 class Decoding(Generic[T]):
-    """Makes values of messages and counts what does not decode. It knows nothing of the handle, which may go first."""
+    """Decodes messages and counts failures. It has no reference to the handle, which may be garbage-collected first."""
 
     def __init__(self, codec: Codec[T]) -> None:
         self.errors = 0
         self.told = 0.0
 
         def failed(message: Any, error: Exception, fast: Any = codec.fast, make: Any = codec.decode) -> T:
-            """What counts where the decoder raised: ``decode`` if that was ``fast``, else an error with its place."""
+            """Called when the decoder raised: try ``decode`` if that was ``fast``, else raise an error that names the
+            message.
+            """
             if fast is not None:
                 try:
                     return make(message)  # type: ignore[no-any-return]
@@ -224,7 +226,7 @@ class Decoding(Generic[T]):
                 return failed(message, error)
 
         self.decode = decode
-        self.decoder = (codec.fast or codec.decode, failed)  # as messages have it: see native/message/message.cpp
+        self.decoder = (codec.fast or codec.decode, failed)  # in the form that native/message/message.cpp expects
 
 
 def _undecodable(name: str, message: Any, error: Exception) -> DecodeError:
@@ -250,10 +252,10 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
 
     def read(self, timeout: float | None = None) -> Message[T] | None:
         """The next message, or None when the time is over."""
-        return self.read(timeout)  # of the handle itself: see __init__
+        return self.read(timeout)  # the function that __init__ has set
 
     def read_newest(self, timeout: float | None = None) -> Message[T] | None:
-        """The newest message, where the reach can pass over the others."""
+        """The newest message, where the reach can skip the others."""
         message: Any = _inner(self, "read_newest").read_newest(timeout)
         if message is not None:
             message._decoder = self._decoder
@@ -295,8 +297,8 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
     def values(self, timeout: float | None = None, errors: str = "skip") -> Iterator[T]:
         """Objects as they come, until closed or nothing comes for ``timeout`` seconds.
 
-        What does not decode is counted in ``decode_errors``, logged now and then and passed over; with
-        ``errors="raise"`` it is raised, and the loop may be begun again after it.
+        A message that cannot be decoded is counted in ``decode_errors``, logged now and then and skipped; with
+        ``errors="raise"`` the error is raised, and the loop may be started again after it.
         """
         raises = _raises(errors)
         read: Callable[..., Any] = self.read
@@ -311,7 +313,7 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
                     self._note(error)
                     continue
                 finally:
-                    message = None  # the value may hold it; nothing else does
+                    message = None  # keep no reference here: only the value may keep the message alive
                 yield value
                 del value
         except ClosedError:
@@ -340,7 +342,7 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
 
     @property
     def decode_errors(self) -> int:
-        """How often a message did not decode when its value was asked for."""
+        """How many messages could not be decoded when their value was asked for."""
         return self._decoding.errors
 
     def _note(self, error: DecodeError) -> None:
@@ -359,8 +361,8 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
         """A descriptor that is readable when a message may be there."""
         return self.inner.fileno()
 
-    def _there(self) -> Iterator[Message[T]]:
-        for message in self.inner._there():
+    def _available_messages(self) -> Iterator[Message[T]]:
+        for message in self.inner._available_messages():
             message._decoder = self._decoder
             yield message  # type: ignore[misc]
 
@@ -371,11 +373,11 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
         self.inner._end_wait()
 
     def schema_of(self, topic: str | None) -> str | None:
-        """What is said there of one of its topics, or None."""
+        """The schema of one of its topics, or None."""
         return self.inner.schema_of(topic)
 
     def schemas_of(self, topic: str | None) -> list[str]:
-        """Every version of it that is kept there, the newest last."""
+        """Every stored version of it, the newest last."""
         return self.inner.schemas_of(topic)
 
     def __repr__(self) -> str:
@@ -383,7 +385,7 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
 
 
 def terms_of(kind: Any, evolve: str, writes: bool) -> tuple[Codec[Any], Terms]:
-    """The codec of a type, and with what a handle of it joins a channel."""
+    """The codec of a type, and the terms by which a handle of that type joins a channel."""
     if evolve not in ("compatible", "any"):
         raise InvalidArgument(f"evolve={evolve!r} is not a choice; valid: any, compatible")
     codec = codec_of(kind)
@@ -391,7 +393,7 @@ def terms_of(kind: Any, evolve: str, writes: bool) -> tuple[Codec[Any], Terms]:
 
 
 def wrap(inner: Any, codec: Codec[Any], terms: Terms, on_message: Callable[..., Any] | None = None) -> Any:
-    """The typed handle over ``inner``, which is closed where the types do not go together."""
+    """The typed handle over ``inner``, which is closed if the types are not compatible."""
     try:
         inner.agree(terms)
     except BaseException:
@@ -405,7 +407,7 @@ def wrap(inner: Any, codec: Codec[Any], terms: Terms, on_message: Callable[..., 
 def _inner(handle: Any, name: str) -> Any:
     try:
         return vars(handle)["inner"]
-    except KeyError:  # while it is being made or copied
+    except KeyError:  # while it is being constructed or copied
         raise AttributeError(name) from None
 
 

@@ -75,12 +75,12 @@ def _trailer(shape: Sequence[int], dtype: Any, encoding: str) -> bytes:
 
 
 def describe(image: Image) -> bytes:
-    """What stands behind the elements of its message."""
+    """The description that follows the elements in its message."""
     return _trailer(image.shape, image.dtype, image.encoding)
 
 
 def encode(value: Any) -> bytes:
-    """A copy with what describes it. Any array of numbers is an image without a name."""
+    """A copy of the elements, followed by their description. Any array of numbers is an image without a name."""
     if not isinstance(value, numpy.ndarray):
         raise TypeError(f"an Image or an array is wanted here, not {type(value).__name__}")
     encoding = value.encoding if isinstance(value, Image) else ""
@@ -95,7 +95,10 @@ def decode(message: Any) -> Image:
     magic, version, dimensions, kind, *sizes, name = TRAILER.unpack_from(message, size - TRAILER.size)
     if magic != MAGIC or version != VERSION or not 1 <= dimensions <= MAX_DIMENSIONS:
         raise ValueError("its end does not describe an image")
-    dtype = numpy.dtype(kind.rstrip(b"\0").decode("ascii"))
+    try:
+        dtype = numpy.dtype(kind.rstrip(b"\0").decode("ascii"))
+    except (TypeError, SyntaxError):  # what numpy raises depends on the text
+        raise ValueError(f"an image has numbers, not {kind!r}") from None
     if dtype.kind not in "biufc":
         raise ValueError(f"an image has numbers, not {dtype}")
     shape = sizes[:dimensions]

@@ -1,7 +1,7 @@
-"""What messages are made of, as one short text that any reach can carry.
+"""Schemas: the structure of messages as one short text that any reach can carry.
 
 A schema is a name, an encoding and a definition: one entry whose key says the language (``jsonschema``, ``protobuf``,
-``arrow``, ``dtype``, ``text``), or none where nothing is known but the name. Equal schemas have equal texts.
+``arrow``, ``dtype``, ``text``), or none if only the name is known. Equal schemas have equal texts.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 from penstock.errors import InvalidArgument, ProtocolError, RefusedError
 from penstock.types.compatibility import first_difference
 
-MAX_TEXT_BYTES = 40_960  # fits into one line of a broker, one field of a greeting, one file of a channel
+MAX_TEXT_BYTES = 40_960  # fits into one line of a broker, one field of a handshake, one file of a channel
 MAX_NAME_BYTES = 112
 MAX_VERSIONS = 64  # of a channel or topic; the oldest are forgotten first
 
 
 def digest_of(text: str) -> str:
-    """16 hexadecimal digits that stand for a schema's text."""
+    """16 hexadecimal digits of a hash of a schema's text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What the messages of a channel or topic are made of."""
+    """The structure of the messages of a channel or topic."""
 
     name: str
     encoding: str
@@ -35,7 +35,7 @@ class Schema:
 
     @property
     def text(self) -> str:
-        """The whole as JSON, always the same for the same schema."""
+        """The schema as JSON; equal schemas have equal texts."""
         whole = {"name": self.name, "encoding": self.encoding, "definition": self.definition}
         return json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
@@ -46,11 +46,11 @@ class Schema:
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits that stand for the text."""
+        """16 hexadecimal digits of a hash of the text."""
         return digest_of(self.text)
 
     def checked(self) -> Schema:
-        """This schema; ``InvalidArgument`` where it cannot travel."""
+        """This schema; ``InvalidArgument`` if it cannot be encoded, or is too large."""
         name, encoding, definition = self.name, self.encoding, self.definition
         if not (isinstance(name, str) and isinstance(encoding, str) and isinstance(definition, Mapping)):
             told = f"{name!r}, {encoding!r}, {definition!r}"
@@ -71,7 +71,7 @@ class Schema:
 
     @classmethod
     def parse(cls, text: str) -> Schema:
-        """From ``text``, which somebody else may have written; ``ProtocolError`` where it cannot be one."""
+        """Parse ``text``, which another program may have written; ``ProtocolError`` if it is not a schema."""
         try:
             if len(text) > MAX_TEXT_BYTES:
                 raise ValueError(f"{len(text)} bytes are too many")
@@ -86,10 +86,10 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """With what a typed handle joins a channel: its schema, and whether another one there is taken.
+    """The terms by which a typed handle joins a channel: its schema, and whether it accepts a different one there.
 
-    A reader must be able to read what is written. A writer's messages must be readable by who knows the schema that is
-    there, and the other way round. ``lenient`` takes any.
+    A reader must be able to read what is written. A writer's messages must be readable by readers of the channel's
+    schema, and the other way round. ``lenient`` accepts any schema.
     """
 
     schema: Schema
@@ -98,7 +98,7 @@ class Terms:
 
     @property
     def replaces(self) -> bool:
-        """Whether a schema that does not go with it gives way to it."""
+        """Whether it replaces a schema that is not compatible with it."""
         return self.lenient and self.writes
 
     @property
@@ -113,11 +113,11 @@ class Terms:
 
     @property
     def digest(self) -> str:
-        """16 hexadecimal digits that stand for the text."""
+        """16 hexadecimal digits of a hash of the text."""
         return self.schema.digest
 
     def check(self, there: str, where: str) -> bool:
-        """Whether ``there`` is this very schema; ``RefusedError`` names both where the two do not go together."""
+        """Whether ``there`` is the same schema; ``RefusedError`` names both if the two are not compatible."""
         mine = self.text
         if there == mine:
             return True
@@ -135,10 +135,9 @@ class Terms:
         return False
 
     def added_to(self, versions: Sequence[str], where: str) -> list[str] | None:
-        """What a channel has said of its messages, oldest first, with this one; None where it adds nothing.
-
-        ``RefusedError`` where it does not go with one of them. Those before a version that replaced what did not go
-        with it (``evolve="any"``) are of no account.
+        """The channel's versions, oldest first, with this one added; None if there is nothing to add. ``RefusedError``
+        if it is not compatible with one of them. Versions before one that replaced an incompatible schema
+        (``evolve="any"``) do not count.
         """
         if not versions:
             return [self.text]
@@ -162,6 +161,6 @@ class Terms:
                 raise
 
     def check_name(self, there: str, where: str) -> None:
-        """The same where only the name of what is there is known."""
+        """The same if only the name of the channel's schema is known."""
         if there and there != self.name and not self.lenient:
             raise RefusedError(f"{where} carries type {there!r}, not {self.name!r}")

@@ -1,4 +1,4 @@
-"""Shape: what the values of a schema look like, in one small language, whatever language the schema is written in.
+"""Shape: the structure of the values of a schema, the same for every language that a schema may be written in.
 
 Tables, viewers and Spark make their columns from a shape; ``penstock.types.fields`` makes the values that go into them.
 """
@@ -16,7 +16,7 @@ from penstock.types.schema import Schema
 
 __all__ = ["ANY", "Shape", "arrow_type", "dtype_of", "holds_rows", "json_schema", "numeric_paths", "shape_of", "union"]
 
-MAX_DEPTH = 16  # of types in types; what lies deeper is ``any``
+MAX_DEPTH = 16  # of nested types; anything deeper is ``any``
 
 NUMBERS = (
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
@@ -41,12 +41,12 @@ class Shape:
 
     @property
     def unit(self) -> str | None:
-        """Of a time or a duration: s, ms, us or ns."""
+        """The unit of a time or duration: s, ms, us or ns."""
         return self.kind.partition("[")[2].rstrip("]").partition(",")[0] or None
 
     @property
     def zone(self) -> str | None:
-        """Of a time, its zone; None where it has none."""
+        """The zone of a time; None if it has none."""
         return self.kind.partition(", ")[2].rstrip("]") or None
 
 
@@ -66,7 +66,7 @@ def shape_of(schema: Schema) -> Shape:
     definition: Any = schema.definition.get(schema.language)
     try:
         if definition is True and schema.language == "jsonschema":
-            return ANY  # JSON Schema for whatever comes
+            return ANY  # a JSON Schema that accepts any value
         if schema.language == "jsonschema":
             return _of_json(definition, definition.get("$defs") or definition.get("definitions") or {}, 0)
         if schema.language == "protobuf":
@@ -82,8 +82,9 @@ def shape_of(schema: Schema) -> Shape:
 
 
 def numeric_paths(shape: Shape, most: int = 100) -> list[str]:
-    """The paths of its numbers and booleans that stand in every value, as ``penstock.types.fields.parse_path`` reads
-    them; items of lists and maps are not among them."""
+    """The paths of its numbers and booleans, in the form that ``penstock.types.fields.parse_path`` reads; without items
+    of lists and maps, which not every value has.
+    """
     found: list[str] = []
 
     def visit(part: Shape, path: str) -> None:
@@ -91,7 +92,7 @@ def numeric_paths(shape: Shape, most: int = 100) -> list[str]:
             found.append(path)
         for name, inner in part.fields:
             if '"' in name:
-                continue  # a path cannot say it
+                continue  # a path cannot contain such a name
             plain = name and not set(name) & set(".[]")
             visit(inner, f"{path}.{name}" if path and plain else f'{path}["{name}"]' if not plain else name)
 
@@ -110,7 +111,7 @@ def _of_json(node: Any, names: Mapping[str, Any], depth: int) -> Shape:
     node = node.get("x-written", node)
     if "$ref" in node:
         name = str(node["$ref"]).rpartition("/")[2]
-        return _of_json(names.get(name), {**names, name: None}, depth + 1)  # what holds itself is JSON within
+        return _of_json(names.get(name), {**names, name: None}, depth + 1)  # recursive: JSON inside itself
     for word in ("anyOf", "oneOf", "allOf"):
         if word in node:
             return _one_of([_of_json(one, names, depth + 1) for one in node[word] if not _is_null(one)])
@@ -127,7 +128,7 @@ def _of_json(node: Any, names: Mapping[str, Any], depth: int) -> Shape:
         return BYTES if node.get("contentEncoding") == "base64" else TEXT
     if kind == "array":
         items = node.get("prefixItems")
-        if items:  # a tuple is a list where all its parts are alike
+        if items:  # a tuple whose items have one type is a list
             item = _one_of([_of_json(one, names, depth + 1) for one in items])
         else:
             item = _of_json(node.get("items"), names, depth + 1)
@@ -152,7 +153,7 @@ def _of_value(value: Any) -> Shape:
 
 
 def _one_of(choices: list[Shape]) -> Shape:
-    """The one shape that holds every choice."""
+    """One shape for all choices."""
     distinct = set(choices)
     if len(distinct) == 1:
         return choices[0]
@@ -160,8 +161,9 @@ def _one_of(choices: list[Shape]) -> Shape:
 
 
 def union(shapes: Sequence[Shape]) -> Shape:
-    """The one shape that holds what each of them holds: every field of every record, numbers in the wider type, and
-    JSON (``any``) where two have nothing in common."""
+    """One shape that can hold the values of all of them: every field of every record, numbers in the wider type, and
+    JSON (``any``) where two have nothing in common.
+    """
     return functools.reduce(_united, shapes)
 
 
@@ -197,10 +199,10 @@ def _of_protobuf(fields: Mapping[str, Any], messages: Mapping[str, Any], depth: 
         field = fields[number]
         held = field.get("message")
         parts = messages[held]["fields"] if held else {}
-        within = {**messages, held: {"fields": {}}}  # what holds itself is JSON within
+        within = {**messages, held: {"fields": {}}}  # recursive: JSON inside itself
         one = _of_protobuf(parts, within, depth + 1) if held else _PROTOBUF_TYPES.get(field["type"], ANY)
         if field["label"] == "repeated":
-            # a map is a repeated message of a key and a value, whose name ends so
+            # a map is a repeated message of a key and a value, whose name has this ending
             is_map = held and held.endswith("Entry") and [parts[n]["name"] for n in sorted(parts)] == ["key", "value"]
             one = Shape("map", dict(one.fields)["value"]) if is_map and one.fields else Shape("list", one)
         found.append((field["name"], one))
@@ -213,7 +215,10 @@ def _of_protobuf(fields: Mapping[str, Any], messages: Mapping[str, Any], depth: 
 def dtype_of(definition: Any) -> Any:
     from numpy.lib.format import descr_to_dtype
 
-    return descr_to_dtype(_tuples(definition))
+    try:
+        return descr_to_dtype(_tuples(definition))
+    except SyntaxError:  # numpy reads some texts as Python does
+        raise ValueError(f"numpy has no type {definition!r}") from None
 
 
 def _tuples(part: Any) -> Any:

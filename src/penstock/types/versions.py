@@ -21,12 +21,12 @@ from penstock.types.shape import Shape, dtype_of, holds_rows, shape_of, union
 __all__ = ["SEEN", "Versions", "dated", "distinct", "joined", "parse_versions", "undated"]
 
 Place = tuple[int, int]  # (part of a recording, position in it); a journal alone is part 0
-SEEN: Place = (0, 0)  # the place of every version that was seen live: which message is of which is not known
+SEEN: Place = (0, 0)  # the place of every version that was seen live: the version of a message is not known
 _SINCE = re.compile(r',"since":(\d{1,19})\}$')
 
 
 def dated(text: str, since: int) -> str:
-    """A schema's text with the position from which it counts; 0 is from the start, and not written."""
+    """A schema's text with the position of the first message that may have it; 0 (from the start) is not written."""
     return f'{text[:-1]},"since":{since}}}' if since and text.endswith("}") else text
 
 
@@ -37,12 +37,12 @@ def undated(line: str) -> tuple[int, str]:
 
 
 def joined(versions: Iterable[tuple[int, str]]) -> str:
-    """The one text of (position, text of a schema), the oldest first."""
+    """One text for all pairs (position, text of a schema), the oldest first."""
     return "\n".join(dated(text, since) for since, text in versions)
 
 
 def parse_versions(text: str, part: int = 0) -> Iterator[tuple[Place, Schema]]:
-    """The versions of the one text, which somebody else may have written; damaged ones are left out."""
+    """Parse the text of ``joined``, which another program may have written; damaged versions are left out."""
     for line in text.split("\n"):
         since, one = undated(line)
         with contextlib.suppress(PenstockError):
@@ -50,7 +50,7 @@ def parse_versions(text: str, part: int = 0) -> Iterator[tuple[Place, Schema]]:
 
 
 def distinct(versions: Iterable[tuple[Place, Schema]]) -> Iterator[tuple[Place, Schema]]:
-    """Without those that repeat the one before them, as each part of a recording does at its head."""
+    """The versions without repetitions: each part of a recording repeats the current version at its head."""
     before: Schema | None = None
     for since, schema in versions:
         if schema != before:
@@ -59,7 +59,7 @@ def distinct(versions: Iterable[tuple[Place, Schema]]) -> Iterator[tuple[Place, 
 
 
 class _Version:
-    """One of them. A value that is no record is the record of one field, ``value``."""
+    """One version. A value that is no record becomes a record with one field, ``value``."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
@@ -109,7 +109,8 @@ class Versions:
 
     def __init__(self, versions: Iterable[tuple[Place, Schema]]) -> None:
         self._versions: list[_Version] = []
-        self._line: list[tuple[Place, _Version | Exception]] = []  # those too that cannot be read here, with the reason
+        # includes those that cannot be decoded here, with the reason
+        self._line: list[tuple[Place, _Version | Exception]] = []
         for since, schema in distinct(versions):
             try:
                 self._versions.append(_Version(schema))
@@ -130,14 +131,13 @@ class Versions:
     def read(self, message: Any, place: Place | None = None) -> Any:
         """The whole value; ``ValueError`` where the message is of no version, or no column could hold it."""
         version, value = self._read(message, place)
-        if len(self._versions) == 1:  # of several, the one that was chosen has checked it
+        if len(self._versions) == 1:  # with several versions, the choice has checked it already
             version.check(value)
         return value
 
     def schema(self, message: Any, place: Place) -> Schema | None:
-        """That of the version that the message is of; ``ValueError`` where it is of none, None where this cannot be
-        known here."""
-        first = self._at(place)
+        """The schema of the message's version; ``ValueError`` if it matches none, None if that cannot be known here."""
+        first = self._version_at(place)
         if isinstance(first, Exception):
             return None
         failure: ValueError | None = None
@@ -162,12 +162,12 @@ class Versions:
         return [fitted(row, record or self.record) for row in rows]
 
     def _read(self, message: Any, place: Place | None) -> tuple[_Version, Any]:
-        first = self._at(place)
+        first = self._version_at(place)
         if isinstance(first, Exception):
             raise ValueError(f"it is of a type that is not read here: {first}")
         if len(self._versions) == 1:
             return first, first.read(message)
-        # A publisher may go on with a type that another has replaced: then another version reads it.
+        # A publisher may still use a type that another publisher has replaced: then an older version matches.
         failure: ValueError | None = None
         for version in self._in_turn(first):
             try:
@@ -184,7 +184,7 @@ class Versions:
         yield first
         yield from (one for one in reversed(self._versions) if one is not first)
 
-    def _at(self, place: Place | None) -> _Version | Exception:
+    def _version_at(self, place: Place | None) -> _Version | Exception:
         if place is None:
             return self._versions[-1]
         return next((one for since, one in reversed(self._line) if since <= place), self._line[0][1])

@@ -1,7 +1,7 @@
 """Client and AsyncClient: the broker's verbs as methods, over one implementation of the protocol.
 
-A client is used by one thread (or one event loop) at a time; ``close`` may be called by any thread. It connects when it
-is first used, connects again by itself, and sends again what was not confirmed; a message is stored once.
+A client is used by one thread (or one event loop) at a time; ``close`` may be called by any thread. It connects at
+first use, reconnects by itself, and sends again what was not confirmed; a message is stored once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNKNOWN = "it was closed while messages were under way: whether these are stored
 
 
 def tls_context(tls: bool | str | Path | ssl.SSLContext | None) -> ssl.SSLContext | None:
-    """None: plain. True: the system's authorities. A path: the authority's certificate. A context: as it is."""
+    """None: plain. True: the system's authorities. A path: the authority's certificate. A context: used unchanged."""
     if tls is None or tls is False or isinstance(tls, ssl.SSLContext):
         return tls or None
     return ssl.create_default_context(cafile=None if tls is True else str(tls))
@@ -86,17 +86,17 @@ class _Base(Requests):
         return self._link.closed
 
     def _close(self) -> None:
-        self._dialogue.refused = self._dialogue.refused or ClosedError(CLOSED)  # for what is asked from here on
+        self._dialogue.refused = self._dialogue.refused or ClosedError(CLOSED)  # the error for requests after this
         self._link.close()
 
     def subscribe(self, queue: str = "", **options: Any) -> Subscriber:
-        """A consumer of a queue, over a connection of its own; with the client's options where no others are given."""
+        """A consumer of a queue, over its own connection; with the client's options unless others are given."""
         from penstock.broker.client.subscriber import Subscriber
 
         return Subscriber(self._link.host, self._link.port, queue=queue, **{**self._options, **options})
 
     def _advance(self) -> None:
-        """Everything that can be done without waiting."""
+        """Do everything that can be done without waiting."""
         self._link.pump()
         try:
             while self._dialogue.step():
@@ -110,7 +110,7 @@ class Client(_Base):
     """The synchronous client: a method returns when the broker has answered."""
 
     def _finish(self, pending: Pending, deadline: Deadline | None = None) -> Any:
-        """The answer, which may take ``timeout`` seconds, or until an earlier ``deadline``."""
+        """Wait for the answer, for ``timeout`` seconds or until an earlier ``deadline``."""
         began = time.monotonic()
         most = self.timeout if deadline is None or deadline.left is None else min(self.timeout, deadline.left)
         try:
@@ -130,7 +130,7 @@ class Client(_Base):
         return pending.result()
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -141,14 +141,14 @@ class Client(_Base):
 
 
 class _Done:
-    """Something to await that is over already."""
+    """An awaitable that is already done."""
 
     def __await__(self) -> Generator[Any, None, None]:
         yield from ()
 
 
 class AsyncClient(_Base):
-    """The client for asyncio: methods give something to await. Many may be awaited at a time."""
+    """The client for asyncio: methods return awaitables. Many may be awaited at a time."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -182,15 +182,16 @@ class AsyncClient(_Base):
         assert self._loop is not None
         if self._link.closed:
             return
-        with contextlib.suppress(Exception):  # whoever waits is told through its question
+        with contextlib.suppress(Exception):  # the tasks that wait get the error from their requests
             self._advance()
-        while self._waiting and (self._waiting[0][0].done or self._waiting[0][1].done()):  # or nobody waits any more
+        # done, or its task was cancelled
+        while self._waiting and (self._waiting[0][0].done or self._waiting[0][1].done()):
             future = self._waiting.popleft()[1]
             if not future.done():
                 future.set_result(None)
 
     def close(self) -> Awaitable[None]:
-        """Give the connection back. Done when it returns; what it gives may be awaited, as all methods here."""
+        """Close the connection. It is closed when this returns; the result may be awaited, as for all methods here."""
         if self._loop is not None and not (self.closed or self._loop.is_closed()):
             self._loop.remove_reader(self._link.fileno())
             self._loop.call_soon_threadsafe(self._tell_closed)
@@ -198,7 +199,7 @@ class AsyncClient(_Base):
         return _Done()
 
     def _tell_closed(self) -> None:
-        """Nobody will answer those who still wait."""
+        """End the waits of all tasks: no answer will come."""
         while self._waiting:
             pending, future = self._waiting.popleft()
             if not future.done():

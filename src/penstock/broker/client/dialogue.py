@@ -2,9 +2,9 @@
 
 Rules:
 
-- Answers come in the order of what was asked, so what waits for one is a row. Publishes are numbered by the broker
-  under this client's producer name; after a reconnect the broker tells how many it has stored, and only what it lacks
-  is sent again, in the old order: stored once.
+- Answers come in the order of the requests, so pending requests form a queue. The broker numbers publishes under this
+  client's producer name; after a reconnect it says how many it has stored, and only the missing ones are sent again, in
+  the same order: each is stored once.
 - Used by one thread at a time.
 """
 
@@ -27,25 +27,24 @@ VERSION = 2  # of the protocol; an older broker is greeted with 1
 MAX_LINE_BYTES = 65_536
 GATHER_BYTES = 65_536
 MAX_KNOWN_TOPICS = 10_000
-_PASSING = ("busy", "full", "limit", "unavailable")  # reasons of a refusal that may be gone a moment later
-_START = re.compile(rb" from_(?:position|ordinal|time_ns)=\d+")  # of the line of a subscription
-Properties = bytes | list[bytes] | None  #: encoded: of all messages, of each, or (None) those that a batch brings along
+_PASSING = ("busy", "full", "limit", "unavailable")  # reasons of refusals that may be temporary
+_START = re.compile(rb" from_(?:position|ordinal|time_ns)=\d+")  # the start position in the line of a subscription
+Properties = bytes | list[bytes] | None  #: encoded: for all messages, for each, or (None) those of the batch itself
 
 
 class Position(int):
-    """A message's position; ``duplicate`` where its id was known and the first one's position is told."""
+    """A message's position; ``duplicate`` if its id was known: then it is the position of the first one."""
 
     duplicate = False
 
 
 class _TryAgain(ProtocolError):
-    """The broker cannot serve this client now: another connection may be better off."""
+    """The broker cannot serve this client now: try again with another connection."""
 
 
 class Pending:
-    """Something asked for and not answered yet. ``done`` turns true once; then ``result()`` gives or raises.
-
-    It is ``count`` requests, each of which has an answer; one answer may stand for many.
+    """A request that is not answered yet. ``done`` becomes true once; then ``result()`` returns or raises. It stands
+    for ``count`` requests, each with an answer; one answer may cover many.
     """
 
     __slots__ = (
@@ -64,17 +63,17 @@ class Pending:
         ends: bool = False,
         convert: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.data = data  # kept for sending it again
+        self.data = data  # kept to send it again
         self.count = count
         self.left = count
         self.done = count == 0
         self.publishes = publishes
         self.stages = stages
         self.repeat = repeat
-        self.ends = ends  # answered by the end of the connection
-        self.convert = convert  # what the answer means; whatever it raises says that it is no answer
-        self.sent = False  # on this connection
-        self.asked = False  # on any
+        self.ends = ends  # the end of the connection is the answer
+        self.convert = convert  # parses the answer; an exception means that the answer is invalid
+        self.sent = False  # whether it was sent on this connection
+        self.asked = False  # whether it was sent on any connection
         self.duplicate = False
         self.first: int | None = None
         self.last: int | None = None
@@ -82,13 +81,13 @@ class Pending:
         self.value: Any = None
 
     def result(self) -> Any:
-        """The answer; raises what the broker refused it with."""
+        """The answer; raises the broker's refusal."""
         if self.error is not None:
             raise self.error
         return self.value
 
     def settle(self, value: Any = None, error: PenstockError | None = None) -> None:
-        """Answered."""
+        """Set the result."""
         if error is None and self.error is None and self.convert is not None:
             value = self.convert(value)
         self.value = value
@@ -99,7 +98,7 @@ class Pending:
 
 
 class Dialogue:
-    """One client's talk with a broker, over as many connections as it takes."""
+    """One client's requests to a broker and the answers, over any number of connections."""
 
     def __init__(
         self,
@@ -118,19 +117,20 @@ class Dialogue:
         self.scanner = Scanner("deliveries", max(max_message_bytes, 64 << 20) + (1 << 20), MAX_LINE_BYTES)
         self.ready = False
         self.version = VERSION
-        self.times = False  # whether the broker takes times of publishers; one of an older version does not
+        self.times = False  # whether the broker accepts publishers' times; an older version does not
         self.journal = ""
-        self.refused: PenstockError | None = None  # the broker does not want this client: no use in trying again
+        self.one_store = False  # several brokers of one store: another one's positions and numbers mean nothing
+        self.refused: PenstockError | None = None  # the broker has refused this client: do not try again
         self.subscriptions: dict[str, Callable[[Batch], None]] = {}
         self._subscribe_lines: dict[str, bytes] = {}
-        self._placed: set[str] = set()  # other queues that this store has told to be subscribed
-        self._following: dict[str, int] = {}  # of each temporary queue: the position that it has not given yet
+        self._placed: set[str] = set()  # queues, not temporary ones, that this store has confirmed as subscribed
+        self._following: dict[str, int] = {}  # by temporary queue: the next position that it has not delivered
         self._heads: dict[str, bytes] = {}
         self._waiting: deque[Pending] = deque()
         self._outgoing: deque[bytes] = deque()
-        self._sent = 0  # of the first outgoing piece
+        self._sent = 0  # bytes sent of the first outgoing piece
         self._stored = 0  # publishes that the broker has confirmed
-        self.farewell = ""  #: why the broker has closed the last connection, until it answers something
+        self.farewell = ""  #: why the broker closed the last connection, until it answers again
         self._renewed: set[bytes] = set()
 
     # --- asking
@@ -144,14 +144,16 @@ class Dialogue:
         convert: Callable[[Any], Any] | None = None,
         most_bytes: int = 4000,
     ) -> Pending:
-        """One command with one answer; with ``ends`` that is the end of the connection, or a refusal."""
+        """Send one command with one answer; with ``ends`` the answer is the end of the connection, or a refusal."""
         data = line.encode() if isinstance(line, str) else line
         if b"\n" in data or b"\r" in data or len(data) > most_bytes:
             raise InvalidArgument(f"a command is one line of at most {most_bytes} bytes: {data[:60]!r}")
         return self._add(Pending(data + b"\n", repeat=repeat, ends=ends, convert=convert))
 
     def tell(self, line: str | bytes) -> None:
-        """One command without an answer. Lost with the connection, as what it is about."""
+        """Send one command without an answer. If the connection is lost, it is lost too, and so is what it was
+        about.
+        """
         data = line.encode() if isinstance(line, str) else line
         if self.ready:
             self._outgoing.append(data + b"\n")
@@ -159,7 +161,9 @@ class Dialogue:
     def publish(
         self, topic: str, items: Any, options: str = "", properties: Properties = b"", times: Any = None
     ) -> Pending:
-        """Messages to one topic; settled when all of them are on disk. ``times``: signed 64-bit numbers, one each."""
+        """Publish messages to one topic; done when all of them are on disk. ``times``: signed 64-bit numbers, one
+        each.
+        """
         head = self._heads.get(topic) or self._head_of(topic)
         tail = f" {options}".encode() if options else b""
         data = publish_lines(head, items, tail, self.max_message_bytes, properties, times)
@@ -174,20 +178,20 @@ class Dialogue:
         return head
 
     def stage(self, transaction: str, topic: str, items: Any, properties: Properties = b"") -> Pending:
-        """Messages that are published when their transaction is committed. Not sent again on another connection."""
+        """Stage messages for a transaction. They are not sent again on another connection."""
         head = f"STAGE {transaction} {words.check_topic(topic)}".encode()
         data = publish_lines(head, items, b"", self.max_message_bytes, properties)
         return self._add(Pending(data, len(items), stages=True, repeat=False))
 
     def subscribe(self, queue: str, options: str, receive: Callable[[Batch], None]) -> Pending:
-        """Consume a queue; asked for again on every new connection."""
+        """Subscribe to a queue, again on every new connection."""
         line = f"SUB {words.check_queue(queue)} {options}".rstrip().encode() + b"\n"
         self.subscriptions[queue] = receive
         self._subscribe_lines[queue] = line
         return self._add(Pending(line, convert=lambda answer: self._subscribed(queue, answer)))
 
     def _subscribed(self, queue: str, answer: tuple[str, str]) -> None:
-        """A temporary queue's broker tells where it begins, so that it can go on there after a reconnect."""
+        """Note where a temporary queue begins, so that it can continue there after a reconnect."""
         _, begins, position = answer[1].rpartition("begins=")
         if begins:
             self._following.setdefault(queue, words.number(position, "position"))
@@ -195,7 +199,7 @@ class Dialogue:
             self._placed.add(queue)
 
     def unsubscribe(self, queue: str) -> Pending | None:
-        """Consume it no more."""
+        """Unsubscribe from a queue."""
         self.subscriptions.pop(queue, None)
         self._subscribe_lines.pop(queue, None)
         self._following.pop(queue, None)
@@ -225,7 +229,7 @@ class Dialogue:
     # --- the connection
 
     def connected(self) -> None:
-        """There is a new connection: introduce ourselves on it."""
+        """A connection was made: send HELLO on it."""
         parts = [f"HELLO {self.version}"]
         if self.token:
             parts.append(f"token={self.token}")
@@ -240,7 +244,7 @@ class Dialogue:
         self._outgoing.append(" ".join(parts).encode() + b"\n")
 
     def disconnected(self) -> None:
-        """The connection has gone."""
+        """The connection was lost."""
         self.ready = False
         self._outgoing.clear()
         self._sent = 0
@@ -250,18 +254,18 @@ class Dialogue:
             pending.sent = False
 
     def fail(self, error: PenstockError) -> None:
-        """Nothing will be answered any more."""
+        """Fail all pending requests: nothing will be answered any more."""
         self.refused = error
         while self._waiting:
             self._waiting.popleft().settle(error=error)
 
     def withdraw(self, pending: Pending) -> None:
-        """Nobody waits for this any more: what was never sent is not sent later."""
+        """Nobody waits for this request any more: if it was never sent, drop it."""
         if not pending.asked and pending in self._waiting:
             self._waiting.remove(pending)
 
     def outgoing(self) -> memoryview | None:
-        """What is to be sent next: small pieces go together."""
+        """The bytes to send next; small pieces are joined."""
         if not self._outgoing:
             return None
         if len(self._outgoing) > 1 and len(self._outgoing[0]) < GATHER_BYTES and not self._sent:
@@ -274,7 +278,7 @@ class Dialogue:
         return memoryview(self._outgoing[0])[self._sent :]
 
     def sent(self, count: int) -> None:
-        """So many bytes of it were."""
+        """Note that this many bytes were sent."""
         self._sent += count
         if self._outgoing and self._sent >= len(self._outgoing[0]):
             self._outgoing.popleft()
@@ -285,7 +289,7 @@ class Dialogue:
     def step(self, most: int = 16384) -> bool:
         """Handle one event of what was received; False when there is none.
 
-        ProtocolError when it is nothing that a broker says: then nothing that was asked has a known outcome.
+        ProtocolError if it is not a broker's answer: then the outcome of all pending requests is unknown.
         """
         event = self.scanner.next(most)
         if event is None:
@@ -322,7 +326,7 @@ class Dialogue:
             self._answer(verb, rest, batch)
 
     def _abandon(self, error: PenstockError) -> None:
-        """Nothing that is under way has a known outcome; what is asked later goes under another producer's name."""
+        """The outcome of all pending requests is unknown; later ones use a new producer name."""
         while self._waiting:
             self._waiting.popleft().settle(error=error)
         if self.producer:
@@ -355,7 +359,7 @@ class Dialogue:
             first += count
 
     def _check_asked(self, count: int, fits: Callable[[Pending], bool]) -> None:
-        """An answer to so many requests of one kind is one to what was asked next."""
+        """Check that an answer for ``count`` requests of one kind fits the next pending requests."""
         for pending in self._waiting:
             if count <= 0 or not fits(pending):
                 break
@@ -364,7 +368,7 @@ class Dialogue:
             raise ProtocolError("the broker answered more than was asked")
 
     def _store(self, pending: Pending, first: int | None, last: int | None, count: int = 0) -> None:
-        """The next publishes of it are stored, at these positions; without them only their count is known."""
+        """Note that its next publishes are stored at these positions; without positions only their number is known."""
         count = count if first is None or last is None else last - first + 1
         if pending.left == pending.count:
             pending.first = first
@@ -391,17 +395,17 @@ class Dialogue:
         if code == "closing":
             self.farewell = text
             if not self.ready and self.version > 1 and "speaks version 1:" in text:
-                self.version = 1  # an older broker: the next connection greets it as it wants
+                self.version = 1  # an older broker: the next connection uses version 1
             elif not self.ready:
                 self.fail(RefusedError(f"the broker refused the connection: {text}"))
             return
-        if not self.ready:  # HELLO itself was not answered: its commit failed
+        if not self.ready:  # HELLO itself was refused: its commit failed
             raise _TryAgain(f"the broker cannot serve now: {text}")
         error = words.Refusal(code, text)
         pending = self._head()
         if pending.publishes:
             self._refused(pending, error)
-        elif pending.stages:  # each message of it has an answer
+        elif pending.stages:  # each of its messages has an answer
             pending.error = pending.error or error
             pending.left -= 1
             if not pending.left:
@@ -409,16 +413,16 @@ class Dialogue:
                 pending.settle()
         else:
             self._waiting.popleft()
-            if pending.data in self._renewed:  # nobody waits for this: try it all again, unless it is of no use
+            # nobody waits for this one: reconnect and try again, unless that is pointless
+            if pending.data in self._renewed:
                 if code not in _PASSING:
                     self.fail(error)
                 raise _TryAgain(f"the broker did not take the subscription again: {text}")
             pending.settle(error=error)
 
     def _refused(self, pending: Pending, error: words.Refusal) -> None:
-        """One message of it is refused, and the broker cuts the connection: what follows was not stored.
-
-        It is sent again after the cut, unless there is no room, which is the same for all.
+        """One of its messages was refused, and the broker closes the connection: the later ones were not stored. They
+        are sent again afterwards, unless there is no room, which holds for all.
         """
         if error.code == "full":
             for other in [found for found in self._waiting if found.publishes and found.sent]:
@@ -438,10 +442,15 @@ class Dialogue:
         if self.ready:
             raise ProtocolError("HELLO is answered once")
         fields = dict(word.partition("=")[::2] for word in rest.split()[1:])
-        if self.journal != fields.get("journal", ""):  # another store: what was known of the old one means nothing
+        journal = fields.get("journal", "")
+        if self.one_store and self.journal not in ("", journal):
+            said = f"the broker that answers now keeps journal {journal}, the one before it {self.journal}"
+            self.fail(RefusedError(f"{said}: the brokers of an address must keep the same one"))
+            raise _TryAgain(said)
+        if self.journal != journal:  # another store: nothing known about the old one applies
             self._following.clear()
             self._placed.clear()
-        self.journal = fields.get("journal", "")
+        self.journal = journal
         most = words.number(fields.get("max_message_bytes", f"{words.MAX_NUMBER}"), "max_message_bytes")
         self.max_message_bytes = min(self.max_message_bytes, most)
         self.times = "times" in fields
@@ -452,7 +461,7 @@ class Dialogue:
         for queue, line in lines.items():
             if queue in self._following:
                 lines[queue] = _START.sub(b"", line[:-1]) + b" from_position=%d\n" % self._following[queue]
-            elif queue in self._placed:  # where it is to begin was said once: the broker knows where it is by now
+            elif queue in self._placed:  # the start position was sent once: the broker knows the position by now
                 lines[queue] = _START.sub(b"", line)
         self._renewed = set(lines.values())
         again = deque(Pending(line) for line in self._renewed)
@@ -467,14 +476,16 @@ class Dialogue:
             self._outgoing.append(pending.data[_offset(pending.data, pending.count - pending.left) :])
 
     def _known_stored(self, last: int, positions: str) -> None:
-        """Publishes that were stored while the confirm was lost are done, at the positions that the broker tells."""
+        """Settle publishes that were stored although their confirmation was lost, with the positions that the broker
+        sends.
+        """
         lost = last - self._stored
         known = [words.span(text) for text in positions.split(",")] if positions else []
         publishes = [pending for pending in self._waiting if pending.publishes]
         while lost > 0 and publishes:
             pending = publishes[0]
             told = sum(end - first + 1 for first, end in known)
-            if told > lost:  # those that were confirmed before
+            if told > lost:  # skip those that were confirmed before
                 first, end = known.pop(0)
                 skip = min(told - lost, end - first + 1)
                 if first + skip <= end:

@@ -1,8 +1,6 @@
-"""Link: a dialogue with the socket under it. Connects and connects again by itself; nothing here waits.
-
-``pump`` does what can be done now: connecting, the TLS handshake, sending, receiving. Who wants to wait polls
-``fileno()`` for ``interest()``. Used by one thread at a time, but for ``wait`` beside the others; ``close`` by any
-thread.
+"""Link: a dialogue and its socket. It connects and reconnects by itself; nothing here blocks. ``pump`` does what can be
+done now: connecting, the TLS handshake, sending, receiving. To wait, poll ``fileno()``. Used by one thread at a time,
+but for ``wait`` beside the others; ``close`` by any thread.
 """
 
 from __future__ import annotations
@@ -18,23 +16,23 @@ import time
 
 from penstock._core.broker import open_timer, set_timer
 from penstock.broker.client.dialogue import Dialogue
-from penstock.broker.hosts import hosts_of
+from penstock.broker.hosts import NOBODY_LEADS_REMEDY, hosts_of, nobody_leads
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
 from penstock.channel import check_timeout
 from penstock.clock import refuse_if_virtual
 from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError, StateError
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
-ATTEMPT_S = 5.0  # for one attempt to connect: a machine that is gone answers nothing, and nothing else ends it
-# Where there are several brokers another one may lead any moment: also while the old one is stopped, whose kernel still
-# takes connections and acknowledges what is sent. So it is asked for an answer after a while of silence.
+ATTEMPT_S = 5.0  # time-out of one attempt to connect: a machine that is gone answers nothing
+# With several brokers another one may lead at any moment, even while the old one is only stopped: its kernel still
+# accepts connections and acknowledges data. So the broker must answer a question after some silence.
 GROUP_ATTEMPT_S, GROUP_RETRY_S, GROUP_SILENCE_S = 1.0, 0.25, 2.0
 MAX_TIMEOUT_S = 1e9  # some thirty years
-FAREWELL_S = 2.0  # how long a broker may take to close after the last line
+FAREWELL_S = 2.0  # how long a broker may take to close the connection after the last line
 
 
 class Link:
-    """One client's connection, over and over."""
+    """One client's connection, renewed as often as necessary."""
 
     def __init__(
         self,
@@ -49,11 +47,12 @@ class Link:
     ) -> None:
         refuse_if_virtual(f"the broker at {host}:{port} (of other processes)")
         self._hosts = hosts_of(host, port)
-        self._at = 0  # the one of them that is tried, or connected
+        self._at = 0  # index of the host that is tried, or connected
         if check_timeout(connect_timeout) is None or connect_timeout > MAX_TIMEOUT_S:
             raise InvalidArgument(f"timeout={connect_timeout!r} must be 0 to {MAX_TIMEOUT_S:.0f} seconds")
         self.host, self.port = host, port
         self.dialogue = dialogue
+        self.dialogue.one_store = len(self._hosts) > 1
         self.closed = False
         self.connections = 0
         self._tls = tls
@@ -65,11 +64,11 @@ class Link:
         self._retry_at = 0.0
         self._attempt_until = 0.0
         self._heard_at = 0.0
-        self._look_at = 0.0  # when the peer's silence is looked at next
+        self._look_at = 0.0  # when the peer's silence is checked next
         self._pause = RETRY_S[0]
         self._error: Exception | None = None
         self._down_since = time.monotonic()
-        self._poll = select.epoll()  # what fileno() gives: it stays the same over reconnects
+        self._poll = select.epoll()  # fileno() returns it: it stays the same over reconnects
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._woken = False
         self._poll.register(self._wake, select.EPOLLIN)
@@ -77,15 +76,16 @@ class Link:
         self._poll.register(self._timer, select.EPOLLIN)
         self._mask = 0
         self._keepalive_s = keepalive_s
-        self._patience_s = 0.0 if len(self._hosts) == 1 else min(GROUP_SILENCE_S, keepalive_s)  # for an answer; 0: any
-        self._asked_at = 0.0  # when the answer that is missing was asked for, or seen to be
+        # how long to wait for an answer; 0: no limit
+        self._patience_s = 0.0 if len(self._hosts) == 1 else min(GROUP_SILENCE_S, keepalive_s)
+        self._asked_at = 0.0  # when the missing answer was asked for, or noticed as missing
         self._liveness: Liveness | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._waiting = 0  # who sleeps on the descriptor, which stays open until the last of them was woken
+        self._waiting = 0  # threads that sleep on the descriptor, which stays open until the last of them woke up
 
     def check(self, handle: str) -> None:
-        """Refuse what was closed, and what belongs to another process."""
+        """Refuse a link that was closed, or belongs to another process."""
         if os.getpid() != self._pid:
             raise StateError(f"{handle} was opened before this process was forked; open it again in the child")
         if self.closed:
@@ -112,7 +112,7 @@ class Link:
         self.begin_wait()
         try:
             if self._socket is None and self.dialogue.refused is not None:
-                return True  # nothing will come any more, which the next pump tells
+                return True  # nothing will arrive any more; the next pump raises the reason
             found = bool(self._poll.poll(-1 if timeout is None else timeout))
             if self._woken and not self.closed:
                 self._woken = False
@@ -124,27 +124,27 @@ class Link:
 
     def begin_wait(self) -> None:
         """From here to ``end_wait`` the descriptor stays open, even if this is closed."""
-        self.check("this client")  # before the lock, which another thread may have held when this was forked
+        self.check("this client")  # before the lock, which another thread may have held at a fork
         with self._lock:
             self.check("this client")
             self._interest()
             self._waiting += 1
 
     def end_wait(self) -> None:
-        """Nobody sleeps on the descriptor any more, of those that ``begin_wait`` has counted."""
+        """One sleep that ``begin_wait`` has counted is over."""
         with self._lock:
             self._waiting -= 1
             self._give_back()
 
     def _give_back(self) -> None:
-        """Close the descriptors of a closed link, when nobody sleeps on them."""
+        """Close the descriptors of a closed link once no thread sleeps on them."""
         if self.closed and not self._waiting and not self._poll.closed:
             self._poll.close()
             os.close(self._wake)
             os.close(self._timer)
 
     def _set_timer(self) -> None:
-        """Make the descriptor readable when it is time to connect again, or to look whether the broker is there."""
+        """Make the descriptor readable when it is time to reconnect, or to check whether the broker is alive."""
         if self.closed:
             return
         at = 0.0
@@ -159,7 +159,7 @@ class Link:
             set_timer(self._timer, max(1e-6, at - time.monotonic()) if at else 0.0)
 
     def _check_silence(self) -> None:
-        """ConnectionError when the broker's machine is gone without a word."""
+        """ConnectionError if the broker's machine has vanished."""
         now = time.monotonic()
         if self._keepalive_s and self._liveness is not None and now >= self._look_at:
             self._look_at = now + self._look_every_s
@@ -171,7 +171,7 @@ class Link:
         return (self._patience_s or self._keepalive_s) / PROBES
 
     def _check_answer(self) -> None:
-        """Nothing is there to be received. ConnectionError when that has gone on for too long with one of several."""
+        """Nothing was received. With several brokers: ConnectionError if that has lasted too long."""
         now = time.monotonic()
         if not self._patience_s or now < self._heard_at + self._look_every_s:
             return
@@ -219,6 +219,7 @@ class Link:
                 try:
                     self._send()
                 except (BrokenPipeError, ConnectionResetError):
+                    # The broker may have sent the reason before it closed: a refusal says more than a broken pipe.
                     self._take_last_words()
                     raise
                 self._check_silence()
@@ -295,20 +296,20 @@ class Link:
         self.connections += 1
         assert self._socket is not None
         self._liveness = Liveness(self._socket, self._keepalive_s)
-        self._heard_at = self._asked_at = time.monotonic()  # the greeting asks
+        self._heard_at = self._asked_at = time.monotonic()  # HELLO asks for an answer
         self._look_at = self._heard_at + self._look_every_s
         self.dialogue.connected()
         self._send()
 
     def send(self) -> None:
-        """Send what the socket takes now. That the connection is lost is found by the next ``pump``."""
-        if not self._lock.acquire(timeout=1.0):  # a signal handler in the midst of a pump, which sends it then
+        """Send what the socket accepts now. The next ``pump`` notices a lost connection."""
+        if not self._lock.acquire(timeout=1.0):  # a signal handler interrupted a pump, which will send it
             return
         try:
             with contextlib.suppress(OSError):
                 self._send()
             if self.dialogue.outgoing() is not None:
-                self._interest()  # another thread may sleep on the descriptor
+                self._interest()  # update what a thread that sleeps on the descriptor waits for
         finally:
             self._lock.release()
 
@@ -323,14 +324,14 @@ class Link:
             pass
 
     def _take_last_words(self) -> None:
-        """The broker has closed while more was being sent: what it said before that, such as why, is still there."""
+        """The broker has closed the connection during a send: read what it sent before, such as the reason."""
         with contextlib.suppress(OSError):
-            for _ in range(64):  # a refusal is short; a peer that never ends is not waited for
+            for _ in range(64):  # bounded: a refusal is short, and a peer may never stop sending
                 if not self._receive():
                     break
 
     def _receive(self) -> bool:
-        """Whether there was something."""
+        """Receive and handle input; returns whether there was any."""
         sock = self._socket
         assert sock is not None
         got: int | None
@@ -354,13 +355,13 @@ class Link:
         return True
 
     def lost(self, error: Exception) -> None:
-        """The peer broke the protocol: go on with a new connection."""
+        """The peer broke the protocol: continue with a new connection."""
         with self._lock:
             self._lost(error)
 
     def _lost(self, error: Exception) -> None:
         was_ready = self.dialogue.ready
-        while True:  # what came before the end counts
+        while True:  # handle everything that arrived before the end
             try:
                 if not self.dialogue.step():
                     break
@@ -373,7 +374,7 @@ class Link:
             self._down_since = now
         self._at = (self._at + 1) % len(self._hosts)
         self._retry_at = now
-        if self._at == 0 or was_ready:  # all of them were tried
+        if self._at == 0 or was_ready:  # all hosts were tried
             self._retry_at += self._pause
             self._pause = min(self._pause * 2, RETRY_S[1] if len(self._hosts) == 1 else GROUP_RETRY_S)
         self._error = error
@@ -384,16 +385,15 @@ class Link:
         self._set_timer()
 
     def check_reachable(self, since: float) -> None:
-        """ClosedError where there was no connection for as long as one is waited for, all of it after ``since``.
-
-        Nothing else has changed then: who asks again is connected again.
+        """ClosedError if there was no connection for the whole connect time-out, all of it after ``since``. Nothing
+        else changes: the next request connects again.
         """
         down_since = max(self._down_since, since)
         if not self.dialogue.ready and time.monotonic() - down_since > self._give_up_s:
             raise self._no_connection()
 
     def _no_connection(self) -> ClosedError:
-        return ClosedError(f"no connection to the broker at {self.host}:{self.port}: {self._error}")
+        return ClosedError(f"no connection to the broker at {self.host}:{self.port}: {self._why()}")
 
     def _drop_socket(self) -> None:
         if self._socket is not None:
@@ -408,14 +408,20 @@ class Link:
     @property
     def trouble(self) -> str:
         """Why there is no connection now; empty while there is one."""
-        return "" if self.dialogue.ready else str(self._error or "not connected yet")
+        return "" if self.dialogue.ready else self._why()
 
     def silence(self, waited_s: float) -> str:
-        """No answer for so long, as a sentence that says why where that is known."""
+        """The sentence for a request without an answer, with the reason if that is known."""
         said = f"the broker at {self.host}:{self.port} did not answer within {waited_s:g} s"
         if self.dialogue.farewell:
             return f"{said}; it closed the connection before: {self.dialogue.farewell}"
-        return said if self.dialogue.ready or self._error is None else f"{said}: {self._error}"
+        return said if self.dialogue.ready or self._error is None else f"{said}: {self._why()}"
+
+    def _why(self) -> str:
+        """Why there is no connection."""
+        if len(self._hosts) > 1 and isinstance(self._error, ConnectionRefusedError | TimeoutError):
+            return f"{nobody_leads(self.host, self.port)} ({NOBODY_LEADS_REMEDY})"
+        return str(self._error or "not connected yet")
 
     def finish(self, farewell: bytes) -> None:
         """Send what is pending and a last line, and close when the broker has: FAREWELL_S at most."""
@@ -425,16 +431,15 @@ class Link:
                     self.dialogue.tell(farewell)
                     self._read_to_the_end(time.monotonic() + FAREWELL_S)
             except OSError:
-                pass  # the broker has closed, or is gone
+                pass  # the broker has closed the connection, or is gone
             finally:
                 self._lock.release()
         self.close()
 
     def _read_to_the_end(self, deadline: float) -> None:
-        """Send all of it and drop what still comes, until the broker closes.
-
-        A socket that is closed with something unread in it is reset by the kernel, which throws away what was sent and
-        not received yet: acknowledgements would be lost.
+        """Send everything and discard input until the broker closes the connection. If a socket is closed with unread
+        input, the kernel resets the connection and discards what the peer has not received yet: acknowledgements would
+        be lost.
         """
         sock, poll = self._socket, select.poll()
         assert sock is not None
@@ -454,7 +459,7 @@ class Link:
             return
         self.closed = True
         self.wake()
-        if self._lock.acquire(timeout=1.0):  # a thread that is in pump sees `closed` at its next turn
+        if self._lock.acquire(timeout=1.0):  # a thread inside pump notices `closed` at its next turn
             try:
                 self._drop_socket()
                 self._give_back()
@@ -462,7 +467,7 @@ class Link:
                 self._lock.release()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # also where it was refused to be made
+        with contextlib.suppress(Exception):  # the constructor may have raised
             self.closed, self._waiting = True, 0
             self._drop_socket()
             self._give_back()

@@ -1,7 +1,7 @@
 """Publisher: messages to one topic, for ``broker://`` addresses.
 
-``publish`` returns when the message is on disk. With ``unconfirmed=N`` it waits only while N messages are under way;
-``flush`` waits for all of them, and an error of one is raised by the next call. A queue's name makes that queue before
+``publish`` returns when the message is on disk. With ``unconfirmed=N`` it waits only while N messages are unconfirmed;
+``flush`` waits for all of them, and an error is raised by the next call. With ``queue`` that queue is created before
 the first message, so that it misses none.
 
 Threads that use one publisher take turns; ``close`` and ``ledger`` by any thread.
@@ -23,7 +23,7 @@ from penstock._core import Counters
 from penstock._core.broker import reserve
 from penstock.broker import words
 from penstock.broker.client.clients import Client
-from penstock.broker.client.requests import encode_many, publish_options, times_of, whole
+from penstock.broker.client.requests import encode_many, non_negative_int, publish_options, times_of
 from penstock.carry import total_bytes
 from penstock.channel import Deadline, Ledger, check_subscribers
 from penstock.errors import ClosedError, InvalidArgument
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from penstock.broker.client.dialogue import Pending, Properties
     from penstock.channel import Buffer
 
-CHUNK = 8192  # messages of publish_many that are made ready at a time
-LOOK_S = 0.02  # how often wait_ready looks
-END_S = 1.0  # how long close lets another thread's publish end by itself
+CHUNK = 8192  # messages of publish_many that are encoded at a time
+LOOK_S = 0.02  # how often wait_ready checks
+END_S = 1.0  # how long close waits for a publish of another thread
 CLOSED = "this publisher was closed"
 
 
@@ -59,17 +59,17 @@ class Publisher(channel.Publisher):
         timeout: float = 30.0,
         reconnect: bool = True,
     ) -> None:
-        whole(unconfirmed, "unconfirmed")
+        non_negative_int(unconfirmed, "unconfirmed")
         self.topic = words.check_topic(topic)
-        self.position: int | None = None  #: of the last message that was confirmed
+        self.position: int | None = None  #: the position of the last confirmed message
         self._unconfirmed = unconfirmed
         self._options = publish_options(None, ttl_s, None, None)
         self._under_way: deque[Pending] = deque()
-        self._count = 0  # of messages under way
+        self._count = 0  # unconfirmed messages
         self._counters = Counters("broker", "publisher", f"{host}:{port}/{topic}")
         self._final: Ledger | None = None
         self._closing = False
-        self._turn = threading.RLock()  # of whoever talks to the broker; again in a signal handler of the same thread
+        self._turn = threading.RLock()  # held by the thread that talks to the broker; reentrant for signal handlers
         self._client = Client(host, port, token=token, tls=tls, timeout=timeout, reconnect=reconnect)
         try:
             if queue:
@@ -81,7 +81,7 @@ class Publisher(channel.Publisher):
             raise
 
     def agree(self, terms: channel.Terms) -> None:
-        """The broker keeps what a topic's messages are made of, as long as it has the topic."""
+        """Declare the schema at the broker, which keeps it as long as it has the topic."""
         while True:
             version, there, digests = self._client.schema(self.topic)
             same = terms.check(there, f"topic {self.topic!r} of this broker")
@@ -97,7 +97,7 @@ class Publisher(channel.Publisher):
 
     @property
     def schema(self) -> str | None:
-        """What the topic's messages are made of, or None."""
+        """The schema of the topic's messages, or None."""
         with self._turn:
             return self._client.schema(self.topic)[1] or None
 
@@ -109,10 +109,10 @@ class Publisher(channel.Publisher):
         timestamp_ns: int | None = None,
         timeout: float | None = None,
     ) -> int | None:
-        """Publish a copy of ``data``. A broker tells positions, not ordinals: see ``position``.
+        """Publish a copy of ``data``. A broker returns positions, not ordinals: see ``position``.
 
         ``timeout`` bounds the wait for the broker's answer to this call, where it is less than the publisher was opened
-        with. Without an answer nobody knows whether what was sent is stored.
+        with. Without an answer it is not known whether the message was stored.
         """
         encoded = words.encode_properties(properties)
         times = None if timestamp_ns is None else times_of([timestamp_ns])
@@ -139,7 +139,7 @@ class Publisher(channel.Publisher):
     def forward(self, batch: Batch | Sequence[Message]) -> int:
         """Publish messages of any reach with the times and properties they have; gives how many were published."""
         times = times_of(_time_of(message) for message in batch) if self._client._dialogue.times else None
-        if isinstance(batch, list):  # which brings its bytes alone
+        if isinstance(batch, list):  # a list passes on the payloads only
             properties = encode_many([message.properties for message in batch])
             return self._publish_all(batch, properties, Deadline(None), times)
         return self._publish_all(batch, None, Deadline(None), times)
@@ -156,7 +156,7 @@ class Publisher(channel.Publisher):
         return len(items)
 
     def _send_all(self, items: Any, properties: Properties, times: array[int] | None, deadline: Deadline) -> None:
-        if len(items) <= CHUNK or properties is None:  # a part of a batch is a list, which brings no properties along
+        if len(items) <= CHUNK or properties is None:  # a slice of a batch is a list, without the properties
             if len(items):
                 self._send(items, properties, times)
         else:
@@ -182,7 +182,7 @@ class Publisher(channel.Publisher):
         self._client._link.send()
 
     def _settle(self, most: int, deadline: Deadline | None = None) -> None:
-        """Wait until at most so many messages are under way."""
+        """Wait until at most ``most`` messages are unconfirmed."""
         while self._count > most:
             self._collect(self._under_way.popleft(), deadline)
         while self._under_way and self._under_way[0].done:
@@ -211,7 +211,7 @@ class Publisher(channel.Publisher):
             self._settle(0)
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
-        """Wait until so many consumers are there whose queues take this topic."""
+        """Wait until the queues bound to this topic have this many consumers."""
         check_subscribers(subscribers)
         deadline = Deadline(timeout)
         while self._consumers() < subscribers:
@@ -248,9 +248,8 @@ class Publisher(channel.Publisher):
         return Ledger(matched=matched, delivered=delivered, dropped=dropped, in_flight=in_flight)
 
     def close(self) -> None:
-        """Wait for what is under way, then give the connection back.
-
-        A publish of another thread that has not ended soon is ended by this: nobody knows then whether it was stored.
+        """Wait for unconfirmed messages, then close the connection. A publish of another thread that does not end soon
+        is interrupted: then it is not known whether its message was stored.
         """
         if self._closing:
             return
@@ -261,14 +260,14 @@ class Publisher(channel.Publisher):
             while mine and self._under_way:
                 try:
                     self._settle(0)
-                except words.Refusal as error:  # of one message: the others are counted too
+                except words.Refusal as error:  # one message was refused: go on counting the others
                     refusal = refusal or error
             if refusal is not None:
                 raise refusal
         finally:
             self._client.close()
             if not mine:
-                self._turn.acquire()  # its holder ends now
+                self._turn.acquire()  # the thread that holds it ends now
             self._final = self.ledger
             self._counters.close()
             self._turn.release()
@@ -280,5 +279,5 @@ class Publisher(channel.Publisher):
 
 
 def _time_of(message: Message) -> int:
-    """0 is that of messages that have none."""
+    """The time to store for a message: its own, or the time of storing if it has none (0)."""
     return message.timestamp_ns or TIME_NOW

@@ -1,7 +1,6 @@
-"""What a client can ask a broker for: one method each, the same for ``Client`` and ``AsyncClient``.
-
-A method makes the question and hands it to ``_finish``, which waits in the way of its class: the sync client gives the
-answer, the asyncio client something to await.
+"""The requests of a client to a broker, one method each, the same for ``Client`` and ``AsyncClient``. A method encodes
+the request and passes it to ``_finish``: the sync client's waits for the answer, the asyncio client's returns an
+awaitable.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ MAX_STAGED_NAMES = 10_000
 
 
 class Requests(ABC):
-    """Questions and answers. What a method gives is an answer, or awaitable, as the class is."""
+    """Requests and their answers. A method returns the answer, or an awaitable, depending on the class."""
 
     _dialogue: Dialogue
-    _staged: dict[str, int]  #: messages of each transaction that this client has staged, and not committed
+    _staged: dict[str, int]  #: by transaction: how many messages this client has staged and not committed
 
     @abstractmethod
     def _finish(self, pending: Pending) -> Any:
@@ -48,7 +47,9 @@ class Requests(ABC):
         at_ns: int | None = None,
         timestamp_ns: int | None = None,
     ) -> Any:
-        """Publish one message; its position, once it is on disk. ``timestamp_ns``: its time, if not that of storing."""
+        """Publish one message; returns its position once it is on disk. ``timestamp_ns``: its time, if not that of
+        storing.
+        """
         options = publish_options(message_id, ttl_s, delay_s, at_ns)
         times = None if timestamp_ns is None else times_of([timestamp_ns])
         pending = self._dialogue.publish(topic, [data], options, words.encode_properties(properties), times)
@@ -64,8 +65,9 @@ class Requests(ABC):
         ttl_s: float | None = None,
         timestamps_ns: Iterable[int] | None = None,
     ) -> Any:
-        """Publish them in order; first and last position, once all are on disk. Properties: of all, or of each; times:
-        of each."""
+        """Publish them in order; returns first and last position once all are on disk. Properties: of all, or of each;
+        times: of each.
+        """
         items = batch if hasattr(batch, "__len__") else list(batch)
         options = publish_options(None, ttl_s, None, None)
         times = None if timestamps_ns is None else times_of(timestamps_ns)
@@ -79,7 +81,7 @@ class Requests(ABC):
         *,
         properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
     ) -> Any:
-        """Keep messages at the broker until ``commit``; how many."""
+        """Stage messages at the broker until ``commit``; returns how many."""
         items = batch if hasattr(batch, "__len__") else list(batch)
         pending = self._dialogue.stage(transaction, topic, items, encode_many(properties))
         pending.convert = lambda count: self._note_staged(transaction, count)
@@ -94,8 +96,8 @@ class Requests(ABC):
     def commit(self, transaction: str, parts: Iterable[str] = ()) -> Any:
         """Publish what was staged (under the id itself, or the parts named), once per id; (first, last, again).
 
-        RefusedError where what this client has staged is not all there: the broker has begun anew meanwhile, or has
-        given it up. Then all of it is to be staged again.
+        RefusedError if not everything that this client has staged is there: the broker was restarted meanwhile, or has
+        dropped it. Then stage all of it again.
         """
         given = list(parts)
         wholes = [transaction + part if part.startswith(".") else part for part in given] or [transaction]
@@ -113,7 +115,7 @@ class Requests(ABC):
     # --- queues
 
     def queue(self, name: str, *, create: bool = False, drop_waiting: bool = False, **options: Any) -> Any:
-        """Make a queue or change its options: topics, ack_timeout_s, max_deliveries, ttl_s, exclusive, dead_letter.
+        """Create a queue or change its options: topics, ack_timeout_s, max_deliveries, ttl_s, exclusive, dead_letter.
 
         Other topics are refused while messages of the old ones wait, unless with ``drop_waiting``.
         """
@@ -130,37 +132,37 @@ class Requests(ABC):
         return self._finish(self._dialogue.ask("STATS", convert=_counts))
 
     def peers(self, topic: str) -> Any:
-        """How many queues take the topic, and how many consumers they have."""
+        """How many queues are bound to the topic, and how many consumers they have."""
         return self._finish(self._dialogue.ask(f"PEERS {words.check_topic(topic)}", convert=_peers))
 
     def schema(self, topic: str) -> Any:
-        """What the topic's messages are made of: version (0: nobody has said), text, digests of all versions."""
+        """The schema of the topic's messages: version (0: none was declared), text, digests of all versions."""
         return self._finish(self._dialogue.ask(f"SCHEMA {words.check_topic(topic)}", convert=schema_answer))
 
     def declare_schema(self, topic: str, version: int, text: str) -> Any:
-        """Say what they are made of from now on, in the version after the newest; refused where that is there."""
+        """Declare their schema from now on, as the version after the newest; refused if that version exists already."""
         encoded = base64.b64encode(text.encode()).decode()
         line = f"SCHEMA {words.check_topic(topic)} {version} {encoded}"
         return self._finish(self._dialogue.ask(line, convert=_nothing, most_bytes=MAX_LINE_BYTES - 2))
 
     def purge(self, name: str) -> Any:
-        """Drop what the queue has; how many messages that were."""
+        """Drop the queue's messages; returns how many there were."""
         return self._finish(self._dialogue.ask(_about("PURGE", name), repeat=False, convert=_number))
 
     def delete(self, name: str) -> Any:
-        """Forget the queue."""
+        """Delete the queue."""
         return self._finish(self._dialogue.ask(_about("DELETE", name), repeat=False, convert=_nothing))
 
     def pause(self, name: str) -> Any:
-        """Hand out nothing of the queue until ``resume``, also across restarts; messages wait on disk."""
+        """Deliver nothing of the queue until ``resume``, also after a restart; messages wait on disk."""
         return self._finish(self._dialogue.ask(_about("PAUSE", name), convert=_nothing))
 
     def resume(self, name: str) -> Any:
-        """Hand out messages of a paused queue again."""
+        """Deliver messages of a paused queue again."""
         return self._finish(self._dialogue.ask(_about("RESUME", name), convert=_nothing))
 
     def redrive(self, name: str) -> Any:
-        """Send dead letters of the queue back to it, up to 65,536 at a time; how many."""
+        """Send dead letters of the queue back to it, up to 65,536 at a time; returns how many."""
         return self._finish(self._dialogue.ask(_about("REDRIVE", name), repeat=False, convert=_number))
 
     def seek(
@@ -180,7 +182,7 @@ class Requests(ABC):
 
 
 def _about(verb: str, queue: str) -> str:
-    """A command about a queue, also one of the broker's own."""
+    """A command for a queue, which may be an internal one of the broker."""
     return f"{verb} {words.check_name(queue, 'queue', internal=True)}"
 
 
@@ -192,7 +194,7 @@ def encode_many(properties: Mapping[str, str] | Iterable[Mapping[str, str]] | No
 
 
 def publish_options(message_id: str | None, ttl_s: float | None, delay_s: float | None, at_ns: int | None) -> str:
-    """The words after a publish's length."""
+    """The options of a publish, as words of the protocol."""
     found = []
     if message_id is not None:
         found.append(f"id={words.check_name(message_id, 'message id')}")
@@ -203,7 +205,7 @@ def publish_options(message_id: str | None, ttl_s: float | None, delay_s: float 
     if delay_s is not None:
         found.append(f"delay_ms={milliseconds(delay_s, 'delay_s')}")
     if at_ns is not None:
-        found.append(f"at_ns={whole(at_ns, 'at_ns')}")
+        found.append(f"at_ns={non_negative_int(at_ns, 'at_ns')}")
     return " ".join(found)
 
 
@@ -230,7 +232,7 @@ def queue_options(
     if ttl_s is not None:
         found.append(f"ttl_ms={milliseconds(ttl_s, 'ttl_s')}")
     if max_deliveries is not None:
-        found.append(f"max_deliveries={whole(max_deliveries, 'max_deliveries')}")
+        found.append(f"max_deliveries={non_negative_int(max_deliveries, 'max_deliveries')}")
     if exclusive is not None:
         found.append(f"exclusive={_flag(exclusive, 'exclusive')}")
     if temporary is not None:
@@ -243,9 +245,9 @@ def queue_options(
 
 
 def start_option(position: int | None, ordinal: int | None, time_ns: int | None) -> str:
-    """Where a queue is to begin, as a word."""
+    """The start position of a queue, as a word of the protocol."""
     given = [
-        f"from_{name}={whole(value, name)}"
+        f"from_{name}={non_negative_int(value, name)}"
         for name, value in (("position", position), ("ordinal", ordinal), ("time_ns", time_ns))
         if value is not None
     ]
@@ -255,7 +257,7 @@ def start_option(position: int | None, ordinal: int | None, time_ns: int | None)
 
 
 def times_of(given: Iterable[int]) -> array[int]:
-    """Times of messages as the native core takes them."""
+    """Times of messages in the form that the native core expects."""
     try:
         return array("q", given)
     except (OverflowError, TypeError) as error:
@@ -263,7 +265,7 @@ def times_of(given: Iterable[int]) -> array[int]:
 
 
 def milliseconds(seconds: float, what: str) -> int:
-    """Seconds as the protocol has them."""
+    """Seconds as milliseconds, the unit of the protocol."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise TypeError(f"{what} is a number of seconds, not {type(seconds).__name__}")
     if not 0 <= seconds <= words.MAX_MILLISECONDS / 1000:
@@ -271,8 +273,8 @@ def milliseconds(seconds: float, what: str) -> int:
     return round(seconds * 1000)
 
 
-def whole(number: int, what: str) -> int:
-    """A whole number of 0 or more, as the protocol has it: one with a fraction is refused, not cut off."""
+def non_negative_int(number: int, what: str) -> int:
+    """An integer of 0 or more; a number with a fraction is refused, not truncated."""
     try:
         found = operator.index(number)
     except TypeError:
@@ -296,7 +298,7 @@ def _position(position: int | None, duplicate: bool) -> Position | None:
     return found
 
 
-# What an answer means. Whatever these raise says that it is no answer.
+# Parsers of answers. Whatever they raise means that the answer is invalid.
 
 
 def _text(answer: Any, verb: str) -> str:

@@ -1,12 +1,12 @@
 """Subscriber: one consumer of one queue, for ``broker://`` addresses and ``Client.subscribe``.
 
-A message counts as done when the next one is read (``ack="next"``, the default: a crash in the middle of one delivers
-it again, and so does an error of the function of ``on_message=``), as soon as it is read (``ack="read"``), or when
-``ack(message)`` says so (``ack="manual"``). Without a queue's name it has a temporary queue of its own, which begins
-now and goes with it.
+A message counts as done when the next one is read (``ack="next"``, the default: after a crash while handling it, or an
+error of the function of ``on_message=``, it is redelivered), as soon as it is read (``ack="read"``), or when
+``ack(message)`` says so (``ack="manual"``). Without a queue's name it gets a temporary queue, which begins with new
+messages and is deleted with it.
 
 Several threads may use one: each message goes to one of them. With ``ack="next"`` a message is done when any of them
-reads the next one; threads that handle messages side by side say ``ack="manual"``.
+reads the next one; threads that handle messages concurrently should use ``ack="manual"``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ from penstock._core.broker import ack_words, delivery_count, redelivered_count
 from penstock.broker.client.clients import tls_context
 from penstock.broker.client.dialogue import Dialogue, Pending
 from penstock.broker.client.link import Link
-from penstock.broker.client.requests import milliseconds, queue_options, schema_answer, schema_versions_answer, whole
+from penstock.broker.client.requests import (
+    milliseconds,
+    non_negative_int,
+    queue_options,
+    schema_answer,
+    schema_versions_answer,
+)
 from penstock.broker.liveness import DEFAULT_S
 from penstock.broker.words import TEMPORARY
 from penstock.carry import total_bytes
@@ -40,8 +46,8 @@ if TYPE_CHECKING:
     from penstock._core import Batch, Message
 
 
-AGAIN_S = 1.0  # after this a message comes again at which the function of on_message= failed
-TELL_S = 0.1  # acknowledgements wait no longer than this for company, while messages are read
+AGAIN_S = 1.0  # delay before a message is redelivered at which the function of on_message= failed
+TELL_S = 0.1  # how long acknowledgements are gathered while messages are being read
 
 
 class Ack(enum.StrEnum):
@@ -78,15 +84,16 @@ class Subscriber(channel.Subscriber):
         if not queue:
             options.setdefault("temporary", True)
         self._credit = credit
-        self._batches: deque[Batch] = deque()  # received; the first one is being read
-        self._next = 0  # of the first batch: what is read next
-        self._begin = 0  # of the first batch: acknowledged up to here
+        self._batches: deque[Batch] = deque()  # received batches; the first one is being read
+        self._next = 0  # index in the first batch of the next message to read
+        self._begin = 0  # index in the first batch up to which all is acknowledged
         self._told_at = time.monotonic()
-        self._turn = threading.RLock()  # of whoever talks to the broker; again in a signal handler of the same thread
+        self._turn = threading.RLock()  # held by the thread that talks to the broker; reentrant for signal handlers
         self._moved = threading.Condition(self._turn)
-        self._asleep = 0  # threads that wait for something to come
+        self._asleep = 0  # threads that wait for messages
         self._sleeper = 0  # the one of them that waits at the socket; the others wait for `_moved`
-        where = options.get("topics") or ("" if queue else "default")  # of a queue only the broker knows its topics
+        # only the broker knows the topics of a named queue
+        where = options.get("topics") or ("" if queue else "default")
         self._topics = options.get("topics")
         self._place = f"{host}:{port}/{where}?queue={self.queue}"
         self._counters = Counters("broker", "subscriber", self._place)
@@ -122,7 +129,7 @@ class Subscriber(channel.Subscriber):
     def _receive(self, batch: Batch) -> None:
         self._batches.append(batch)
         self._counters.add("matched", len(batch))
-        self._counters.add("depth", len(batch))  # all else is counted when it is read
+        self._counters.add("depth", len(batch))  # the other counters are updated when messages are read
         if again := redelivered_count(batch):
             self._counters.add("redelivered", again)
 
@@ -131,14 +138,14 @@ class Subscriber(channel.Subscriber):
         return len(batches) > 1 or (len(batches) == 1 and self._next < len(batches[0]))
 
     def _step(self, most: int) -> bool:
-        """Whether there is a message, after a look at what was received."""
+        """Whether there is a message, after processing what was received."""
         while not self._available():
             if not self._dialogue.step(most):
                 return False
         return True
 
     def _advance(self, most: int = 1024) -> None:
-        """A look at what was received, then at the socket; without waiting."""
+        """Process what was received, then read the socket, without waiting."""
         try:
             if not self._step(most):
                 self._link.pump()
@@ -147,7 +154,9 @@ class Subscriber(channel.Subscriber):
             self._link.lost(error)
 
     def _fill(self, timeout: float | None, most: int = 1024) -> bool:
-        """Whether there is a message, after waiting for one. The turn is held, but not while this sleeps."""
+        """Wait for a message; returns whether there is one. The caller holds ``_turn``, which is released while this
+        sleeps.
+        """
         began = time.monotonic()
         deadline = None if timeout is None else began + timeout
         while not self._available():
@@ -160,15 +169,15 @@ class Subscriber(channel.Subscriber):
                 return False
             self._sleep(left)
             self._check()
-            self._done()  # others may have read meanwhile
+            self._done()  # another thread may have read messages meanwhile
         return True
 
     def _sleep(self, left: float | None) -> None:
-        """Until something may have come. The turn, which is held, is free meanwhile."""
+        """Sleep until something may have arrived. ``_turn``, which the caller holds, is released meanwhile."""
         me = threading.get_ident()
         self._asleep += 1
         try:
-            if self._sleeper not in (0, me):  # it is this very thread where a signal handler reads
+            if self._sleeper not in (0, me):  # it may be this very thread, if a signal handler reads
                 self._moved.wait(left)
                 return
             before, self._sleeper = self._sleeper, me
@@ -183,7 +192,9 @@ class Subscriber(channel.Subscriber):
             self._asleep -= 1
 
     def _pass_on(self) -> None:
-        """Wake those who would sleep over what is left: it has been received, so the socket does not tell of it."""
+        """Wake the other threads for messages that are left: they were received already, so the socket does not become
+        readable.
+        """
         if self._asleep and self._available():
             self._moved.notify_all()
             self._link.wake()
@@ -194,20 +205,20 @@ class Subscriber(channel.Subscriber):
     # --- what messages are made of
 
     def agree(self, terms: channel.Terms) -> None:
-        """Where it reads one topic: what the broker says of it must be readable."""
+        """If it reads one topic, check that the topic's schema can be read as the handle's type."""
         terms.check(self.schema or "", f"topic {self._topics!r} of this broker")
 
     @property
     def schema(self) -> str | None:
-        """What the messages of its one topic are made of; None for patterns, and where nobody has said it."""
+        """The schema of its topic; None for patterns, and if none was declared."""
         return self.schema_of(str(self._topics or ""))
 
     def schema_of(self, topic: str | None) -> str | None:
-        """What the messages of one of its topics are made of, as the broker has it now."""
+        """The current schema of one of its topics, from the broker."""
         return self._described(topic)[1] or None
 
     def schemas_of(self, topic: str | None) -> list[str]:
-        """Every version of it that the broker keeps, the newest last; brokers of older releases give the newest."""
+        """Every version that the broker has, the newest last; brokers of older releases return only the newest."""
         _, newest, digests = self._described(topic)
         if len(digests) > 1:
             with contextlib.suppress(RefusedError), self._turn:
@@ -253,13 +264,13 @@ class Subscriber(channel.Subscriber):
             self._given(len(found), batch.total_bytes if whole else total_bytes(found), found[0])
         return found
 
-    def _there(self) -> Iterator[Message]:
+    def _available_messages(self) -> Iterator[Message]:
         with self._turn:
             self._check()
             self._done()
             self._advance()
             try:
-                while self._dialogue.step(1024):  # all that was received is looked at
+                while self._dialogue.step(1024):  # process everything that was received
                     pass
             except ProtocolError as error:
                 self._link.lost(error)
@@ -271,7 +282,8 @@ class Subscriber(channel.Subscriber):
             yield message
 
     def _given(self, count: int, size: int, first: Message) -> None:
-        self._counters.deliver(count, size, 0 if self._next else first.timestamp_ns)  # one of each batch is measured
+        # latency is measured for one message per batch
+        self._counters.deliver(count, size, 0 if self._next else first.timestamp_ns)
         self._next += count
         if self._mode is Ack.READ:
             self._done()
@@ -281,7 +293,8 @@ class Subscriber(channel.Subscriber):
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until there is something to read; False when the time is over.
 
-        Where nothing is there, what was read so far is done, as it is when more is read: the broker may be waiting.
+        If nothing is there, what was read so far is acknowledged, as when more is read: the broker may be waiting for
+        it.
         """
         timeout = check_timeout(timeout)
         with self._turn:
@@ -293,7 +306,7 @@ class Subscriber(channel.Subscriber):
         return found
 
     def fileno(self) -> int:
-        """Readable when something may have come."""
+        """Readable when something may have arrived."""
         with self._turn:
             self._check()
             return self._link.fileno()
@@ -307,7 +320,7 @@ class Subscriber(channel.Subscriber):
     # --- acknowledging
 
     def _done(self) -> None:
-        """What was read so far is done. Told to the broker now and then, and always before waiting for more."""
+        """Acknowledge what was read so far. The broker is told now and then, and always before waiting for more."""
         if not self._batches:
             return
         batch = self._batches[0]
@@ -324,7 +337,7 @@ class Subscriber(channel.Subscriber):
             self._next = self._begin = 0
 
     def ack(self, message: Message | int, *, confirm: bool = False) -> None:
-        """This message (or position) is done. With ``confirm`` it is so on disk when this returns."""
+        """Acknowledge this message (or position). With ``confirm`` it is on disk when this returns."""
         position = _position(message)
         if not confirm:
             self._tell(f"ACK {self.queue} {position}")
@@ -335,12 +348,14 @@ class Subscriber(channel.Subscriber):
 
     def _tell(self, line: str | bytes) -> None:
         with self._turn:
-            self._check()  # nobody would hear it, and the message comes again
+            self._check()  # without a connection nobody would get it, and the message is redelivered
             self._dialogue.tell(line)
             self._link.send()
 
     def _ask(self, pending: Pending) -> Any:
-        """The answer; what is delivered meanwhile is kept. The turn is held, but not while this sleeps."""
+        """Wait for an answer; messages that arrive meanwhile are kept. The caller holds ``_turn``, which is released
+        while this sleeps.
+        """
         while not pending.done:
             try:
                 self._link.pump()
@@ -354,7 +369,7 @@ class Subscriber(channel.Subscriber):
         return pending.result()
 
     def ack_many(self, batch: Batch | list[Message], begin: int = 0, end: int | None = None) -> None:
-        """These messages, which were read together, are done; or those from ``begin`` up to ``end`` of them."""
+        """Acknowledge messages that were read together, or those of them from ``begin`` up to ``end``."""
         end = len(batch) if end is None else end
         if isinstance(batch, list):
             words = b"".join(b" %d" % (message.position or 0) for message in batch[begin:end])
@@ -363,14 +378,14 @@ class Subscriber(channel.Subscriber):
         self._tell(b"ACK %s%s" % (self.queue.encode(), words))
 
     def nack(self, message: Message | int, *, delay_s: float = 0.0) -> None:
-        """Deliver it again, after a while if wanted."""
+        """Return a message: it is redelivered, after ``delay_s`` if given."""
         position = _position(message)
         if self._mode is Ack.READ:
             raise StateError('with ack="read" a message is done when it is read; to give it back say ack="manual"')
         self._tell(f"NACK {self.queue} {position} delay_ms={milliseconds(delay_s, 'delay_s')}")
 
     def _was_not_handled(self, message: Message) -> None:
-        """The function of ``on_message=`` failed at the message that was read last: it is not done."""
+        """The function of ``on_message=`` failed at the last message: do not acknowledge it."""
         if self._mode is not Ack.NEXT:
             return
         with self._turn:
@@ -380,7 +395,7 @@ class Subscriber(channel.Subscriber):
                     words = ack_words(batch, self._begin, self._next - 1)
                     self._dialogue.tell(b"ACK %s%s" % (self.queue.encode(), words))
                 self._begin = self._next
-                if not self._link.closed:  # closing gives it back
+                if not self._link.closed:  # closing returns it anyway
                     self.nack(message, delay_s=AGAIN_S)
 
     def deliveries(self, message: Message) -> int:
@@ -399,11 +414,11 @@ class Subscriber(channel.Subscriber):
         return Ledger(matched=matched, delivered=delivered, in_flight=matched - delivered, redelivered=again)
 
     def close(self) -> None:
-        """Tell that what was read is done, give the connection back."""
+        """Acknowledge what was read, and close the connection."""
         self._end(done=True)
 
     def __exit__(self, kind: object = None, *_: object) -> None:
-        self._end(done=kind is None)  # an exception in the middle of a message: it comes again
+        self._end(done=kind is None)  # after an exception the message is redelivered
 
     def _end(self, done: bool) -> None:
         with self._turn:
@@ -417,11 +432,11 @@ class Subscriber(channel.Subscriber):
             batch = self._batches[0]
             if done or self._mode is Ack.READ:
                 self._dialogue.tell(b"ACK %s%s" % (name, ack_words(batch, self._begin, self._next)))
-            else:  # tried, and not done
+            else:  # delivered, and not acknowledged
                 for position in batch.positions[self._begin : self._next]:
                     self._dialogue.tell(b"NACK %s %d" % (name, position))
-        # What was sent ahead and nobody has read goes back as if it had never been sent. With ack="manual" it is not
-        # known here which ones were read.
+        # Messages that were sent ahead and never read return as if they had not been delivered. With ack="manual" it is
+        # not known here which ones were read.
         self._link.finish(b"BYE" if self._mode is Ack.MANUAL else b"BYE unread")
         self._final = self.ledger
         self._counters.close()
@@ -438,7 +453,9 @@ class Subscriber(channel.Subscriber):
 
 
 def _weak(receive: Callable[[Batch], None]) -> Callable[[Batch], None]:
-    """The method, without holding its subscriber: one that nobody holds is gone at once, and consumes nothing."""
+    """The method with a weak reference to its subscriber, so that an unused subscriber is collected and consumes
+    nothing.
+    """
     method = weakref.WeakMethod(receive)
 
     def call(batch: Batch) -> None:
@@ -450,8 +467,8 @@ def _weak(receive: Callable[[Batch], None]) -> Callable[[Batch], None]:
 
 
 def _position(message: Message | int) -> int:
-    """Which message is meant: by itself, or by its position."""
+    """The position of a message, or the position itself."""
     position = message if isinstance(message, int) else getattr(message, "position", None)
     if position is None:
         raise TypeError(f"a message of this subscriber is wanted, or its position, not {type(message).__name__}")
-    return whole(position, "position")
+    return non_negative_int(position, "position")

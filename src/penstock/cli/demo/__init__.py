@@ -26,7 +26,7 @@ def demo(
     seconds: Annotated[float, typer.Option(min=1.0, help="How long to run.")] = 60.0,
     forever: Annotated[bool, typer.Option("--forever", help="Until Ctrl-C.")] = False,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="For machines without Java.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The page's port; 0 takes a free one.")] = 0,
     directory: Annotated[Path, typer.Option(help="Where the data goes, a new folder for each run.")] = Path(
         "penstock-demo"
     ),

@@ -22,7 +22,7 @@ RIGHT = COLUMNS[1:7]
 
 
 def rows(demo: Demo) -> list[dict[str, Any]]:
-    """One row a reach: what the sensors published into it, what its reader has."""
+    """One row per reach: what the sensors published there, and what its reader has received."""
     from penstock.cli.demo.conductor import SOURCES
 
     edge = demo.parts["edge"].report if "edge" in demo.parts else {}
@@ -105,7 +105,7 @@ def closing(result: dict[str, Any]) -> RenderableType:
 
 
 def _what_next(result: dict[str, Any]) -> list[str]:
-    """What a newcomer may look at now."""
+    """What a new user may look at next."""
     penstock = "penstock" if shutil.which("penstock") else os.path.relpath(sys.argv[0])
     quality = result["spark"].get("quality")
     found = [("the quality of every topic, a page", quality["page"])] if quality else []

@@ -1,7 +1,7 @@
 """Conducts the demo: starts the parts in order, shows what flows, ends them in order, prints the closing table.
 
-Readers are there before the sensors, so that nothing is missed; sensors end first, then readers and recorder when all
-that was published has arrived, then Spark when all that was recorded is in Parquet.
+Readers are started before the sensors, so that nothing is missed. Sensors end first, then readers and recorder when
+everything published has arrived, then Spark when everything recorded is in Parquet.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SOURCES = {
 }  # fmt: skip
 
 
-#: For a part that is alive: a slow machine is no failure. What has arrived is judged, never how long it took.
+#: Generous, because a slow machine is no failure: the demo judges what has arrived, never how long it took.
 PATIENCE_S = 900.0
-STILL_S = 60.0  # without a further message before what is missing counts as lost
+STILL_S = 60.0  # how long without a new message before missing ones count as lost
 
 
 def conduct(seconds: float | None, archive_every_s: float | None, port: int, directory: Path, as_json: bool) -> None:
@@ -117,7 +117,7 @@ class Demo:
         return part
 
     def start(self) -> None:
-        """Everybody in place, the sensors last."""
+        """Start all parts, the sensors last."""
         if "broker" in self.reaches:
             self._begin("store", {"directory": str(self.place / "broker")})
         addresses = self._addresses()
@@ -138,7 +138,7 @@ class Demo:
             self.parts["lake"] = Part("lake", lake, self.place / "lake.log")
 
     def _addresses(self) -> dict[str, dict[str, str]]:
-        """Where each reach is written, read and recorded; reliable wherever that is a choice."""
+        """The addresses at which each reach is written, read and recorded; reliable if the reach has that option."""
         made: dict[str, dict[str, str]] = {}
         if "bus" in self.reaches:
             made["bus"] = {"write": "bus:plant"}
@@ -194,7 +194,7 @@ class Demo:
             self.given_up.append(role)
 
     def _wait_until_arrived(self) -> None:
-        """All of it, or for as long as more comes."""
+        """Wait until everything has arrived, or until nothing more arrives."""
         before, until = -1, 0.0
         while True:
             counted = [row for row in rows(self) if row["reach"] != "bus"]

@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def run(stage: Stage) -> None:
-    """Archive until told to stop; then what is left, the rollup and the report."""
+    """Archive until told to stop; then archive the rest, and make the rollup and the report."""
     from penstock import _core
     from penstock.spark import session
 
@@ -91,7 +91,7 @@ def _finish(spark: SparkSession, place: Path) -> dict[str, Any]:
 
 
 def _count_plain(archive: Path) -> dict[str, int]:
-    """Rows of each topic as a reader counts them that knows nothing of Penstock."""
+    """The number of rows of each topic, counted by a reader that knows nothing of Penstock."""
     from deltalake import DeltaTable
 
     topics = DeltaTable(str(archive)).to_pyarrow_dataset().to_table(columns=["topic"])["topic"]

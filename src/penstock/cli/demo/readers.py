@@ -27,7 +27,7 @@ class _Reader:
             pass
 
     def _step(self) -> int:
-        """Take what is there; the messages are given back when this returns."""
+        """Read what has arrived; the messages are released when this returns."""
         batch = self.subscriber.read_many(256, 0.2)
         now_ns = time.time_ns()
         for message in batch:

@@ -56,7 +56,7 @@ class Aggregator(Module):
             self._close(group)
 
     def stop(self) -> None:
-        """Publish what has gathered."""
+        """Publish the open windows."""
         for group in list(self._windows):
             self._close(group)
 
@@ -69,7 +69,7 @@ class Aggregator(Module):
 
 
 def _number(content: Any, field: str) -> float:
-    """What is no number would be wrong in every figure of its window."""
+    """The number in the field. Anything else is refused: it would make every figure of its window wrong."""
     try:
         value = float(content[field])
     except (LookupError, TypeError, ValueError, OverflowError):

@@ -2,7 +2,7 @@
 
 args: ``by`` (null: the content; else a property, messages without it pass), ``window_s`` (60.0: a message that comes
 again later passes), ``max_keys`` (100000: of more than that the oldest are forgotten). What came before goes to the
-output ``dropped``, for who is linked to it, and is counted as filtered by this module.
+output ``dropped``, for modules linked to it, and is counted as filtered by this module.
 
 Example: {"name": "once", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Deduplicate"}, "args":
 {"by": "id", "window_s": 600.0}}
@@ -31,10 +31,12 @@ class Deduplicate(Module):
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Begin with nothing."""
         super().create(broker, configuration)
-        self._seen: dict[bytes, float] = {}  # in order of coming
+        self._seen: dict[bytes, float] = {}  # in order of arrival
 
     def receive(self, message: GatewayMessage) -> None:
-        """Pass it on unless it is known. It is known only once it was passed on, so that a failure is tried again."""
+        """Pass it on unless it is known. It becomes known only after it was passed on, so that it can be tried again
+        after a failure.
+        """
         key, now_s = self._key(message), self.clock.now()
         if key is None:
             self.publish(message)

@@ -54,7 +54,7 @@ class FileOut(Module):
         return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:
-        """Open the file, so that what is wrong with it shows now."""
+        """Open the file now, so that an error is noticed at once."""
         super().create(broker, configuration)
         self._path = Path(configuration["file"])
         self._number = self._open()
@@ -74,7 +74,7 @@ class FileOut(Module):
             if self.configuration["sync"]:
                 os.fsync(self._number)
         except OSError:
-            os.ftruncate(self._number, size)  # they may be tried again
+            os.ftruncate(self._number, size)  # remove what was written: the batch may be tried again
             raise
 
     def receive(self, message: GatewayMessage) -> None:

@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 from penstock.gateway.durable import UNLINKED_S, Place
 from penstock.gateway.module import Outlet, Source, options
 
-LINES = 256  # so many are marked together
-RETRY_S = 1.0  # between a loss and the next reading
+LINES = 256  # how many lines are marked together
+RETRY_S = 1.0  # pause between a loss and reading again
 log = logging.getLogger("penstock.gateway")
 
 
@@ -48,14 +48,14 @@ class FileTail(Source):
         return bool(configuration["place"])
 
     def create(self, broker: Outlet, configuration: Any) -> None:
-        """Find the place."""
+        """Load the place that was reached."""
         super().create(broker, configuration)
         self._cut = threading.Event()
         self.durable = self.durable_with(configuration)
         self._place = Place(configuration["place"], functools.partial(self.broker.mark, self)) if self.durable else None
 
     def run(self) -> None:
-        """Read whole lines; wait where there is none; look whether the file is still the same."""
+        """Publish complete lines; wait if there is none; check whether the file was replaced."""
         self._number = self._marked = 0
         self._rest = b""
         self._file = self._open()
@@ -66,7 +66,7 @@ class FileTail(Source):
             if self._number - self._marked >= LINES or (self._number > self._marked and not more):
                 self._reached()
             if not more and self._settle():
-                # What was lost can only be read again out of the file that it came from.
+                # Lost lines can be read again only from the file that they came from.
                 if self._replaced() and not self._in_flight():
                     self._begin_anew()
                 else:
@@ -74,21 +74,21 @@ class FileTail(Source):
         if self._number > self._marked:
             self._reached()
         while self._in_flight() and not self._cut.wait(0.002) and self._settle() and not self._is_stalled():
-            pass  # what was lost, or is tried again, comes again in the next run
+            pass  # lines that were lost, or are being tried again, are read again in the next run
         if self._file is not None:
             self._file.close()
 
     def _await_link(self) -> None:
-        """With a place, lines are read when somebody is there to handle them."""
+        """With a place, wait until something is linked: before that nobody could handle the lines."""
         while self._place is not None and not self.broker.linked(self) and not self.stopping.wait(UNLINKED_S):
             pass
 
     def kill(self) -> None:
-        """Wait no longer for lines to be handled: they come again."""
+        """Stop waiting for lines to be handled: they are read again in the next run."""
         self._cut.set()
 
     def _read(self) -> bool:
-        """Publish a line, where there is a whole one; whether something was read."""
+        """Publish a line if a complete one is there; returns whether something was read."""
         most = self.configuration["max_line_bytes"]
         piece = b"" if self._file is None else self._file.readline(most - len(self._rest))
         self._rest += piece
@@ -100,7 +100,7 @@ class FileTail(Source):
         return bool(piece)
 
     def _seek(self) -> None:
-        """To the place where the last run left off; else to the end, or to the beginning where that is asked for."""
+        """Go to the place where the last run stopped; otherwise to the end, or with ``from_start`` to the beginning."""
         saved = self._place.read() if self._place is not None else None
         if not self._go_to(saved) and saved is None and self._file is not None and not self.configuration["from_start"]:
             self._file.seek(0, os.SEEK_END)
@@ -108,7 +108,7 @@ class FileTail(Source):
             self._begin()
 
     def _go_to(self, place: str | None) -> bool:
-        """Whether the place, as ``_here`` wrote it, is in this file."""
+        """Go to a place that ``_here`` wrote; False if it is not in this file."""
         there = os.fstat(self._file.fileno()) if self._file is not None else None
         with contextlib.suppress(ValueError):
             inode, offset, number = map(int, (place or "").split())
@@ -124,12 +124,12 @@ class FileTail(Source):
         return f"{os.fstat(self._file.fileno()).st_ino} {self._file.tell() - len(self._rest)} {self._number}"
 
     def _begin(self) -> None:
-        """Nothing before this place is to be read once more."""
+        """Start here: nothing before this place will be read again."""
         if self._place is not None:
             self._place.begin(self._here())
 
     def _begin_anew(self) -> None:
-        """The file was replaced or cut short, or is there at last."""
+        """Start with a file that was replaced or truncated, or that has just appeared."""
         first = self._file is None
         self._file, self._rest = self._open(self._file), b""
         if first and self._place is not None:
@@ -149,7 +149,7 @@ class FileTail(Source):
         return self._place is not None and self._place.stalled
 
     def _settle(self) -> bool:
-        """Note what was handled. Where something was lost, go back to what comes after that, and give False."""
+        """Store how far all was handled. If something was lost, go back to that place and return False."""
         if self._place is None or self._place.settle():
             return True
         log.warning("module %r: lines were lost on their way; they are read once more", self.name)

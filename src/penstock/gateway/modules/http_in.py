@@ -59,7 +59,7 @@ class HttpIn(Source):
         return bool(configuration["confirm"] == "handled")
 
     def create(self, broker: Outlet, configuration: Any) -> None:
-        """Take the port, so that what is wrong with it shows now."""
+        """Open the port now, so that an error is noticed at once."""
         super().create(broker, configuration)
         self.durable = self.durable_with(configuration)
         self._server = _Server(self)
@@ -82,7 +82,7 @@ class HttpIn(Source):
         self._server.server_close()
 
     def take(self, body: bytes, properties: dict[str, str]) -> bool:
-        """Publish one; whether it was, or was handled, as ``confirm`` says."""
+        """Publish one; returns whether it was published, or handled, depending on ``confirm``."""
         since = last_loss()
         self.publish(body, properties)
         if not self.durable:
@@ -105,21 +105,21 @@ class _Server(ThreadingMixIn, HTTPServer):
         super().__init__((module.configuration["host"], module.configuration["port"]), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A thread for it, where there is room for one more."""
+        """Start a thread for it, if ``max_requests`` allows one more."""
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """The thread gives its room back."""
+        """Handle the request, then let the next one start."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes in the middle is no failure of the module."""
+        """A client that disconnects early is no failure of the module."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path != wanted and not path.startswith(f"{wanted}/"):
             self._answer(404)
         elif len(self.headers.get_all("Content-Length", ())) + len(self.headers.get_all("Transfer-Encoding", ())) > 1:
-            self._answer(400)  # somebody else could see another end of this request
+            self._answer(400)  # another server might see a different end of this request (request smuggling)
         elif not size.isdecimal():
             self._answer(411)
         elif len(size) > 18 or int(size) > c["max_body_bytes"]:
@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         if status == 405:
             self.send_header("Allow", "POST, PUT")
-        if not body_was_read:  # what follows would be taken for the next request
+        if not body_was_read:  # the unread body would be taken for the next request
             self.send_header("Connection", "close")
             self.close_connection = True
         self.end_headers()
@@ -185,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._linger()
 
     def _linger(self) -> None:
-        """Read what the sender is still sending, up to a bound: closing before would take the answer from it."""
+        """Read what the client is still sending, up to a bound: closing with unread input would discard the answer."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
             for _ in range(LINGER_READS):

@@ -34,11 +34,11 @@ _LINE = re.compile(r"[\t\x20-\x7e\x80-\U0010ffff]*")
 
 
 class HttpRefused(OSError):
-    """An answer that another try would not change, or the last one."""
+    """An answer that another try would not change, or the answer to the last try."""
 
 
 def check_token(token: Any) -> None:
-    """What a header could not carry is refused, without being repeated: it is a secret."""
+    """Refuse a token that a header cannot carry. The error does not contain it: it is a secret."""
     if token is not None and not (isinstance(token, str) and token and _LINE.fullmatch(token)):
         raise ValueError("token is null or a text of one line that is not empty")
 
@@ -48,7 +48,7 @@ class HttpPoster(Module):
 
     reaches_outside = True
 
-    receive_many: Callable[[Sequence[GatewayMessage]], None]  # there where messages are batched
+    receive_many: Callable[[Sequence[GatewayMessage]], None]  # set if messages are sent in batches
 
     @classmethod
     def parse(cls, args: Any) -> Any:
@@ -84,14 +84,14 @@ class HttpPoster(Module):
 
     def receive(self, message: GatewayMessage) -> None:
         """Post one and wait for the answer."""
-        if self.configuration["batch"] > 1:  # it is tried again alone
+        if self.configuration["batch"] > 1:  # it failed in a batch and is tried again alone
             self._post_batches([message])
             return
         headers = {f"X-Property-{quote(k, safe='')}": _quoted(v) for k, v in message.properties.items()}
         self._post_until_taken(bytes(message), {**headers, **self._own_headers()})
 
     def _post_batches(self, messages: Sequence[GatewayMessage]) -> None:
-        """As many together as are allowed in a request."""
+        """Post them in batches of the configured size."""
         most = self.configuration["batch"]
         for begin in range(0, len(messages), most):
             group = messages[begin : begin + most]
@@ -104,7 +104,7 @@ class HttpPoster(Module):
             except (OSError, http.client.HTTPException) as error:
                 if begin == 0:
                     raise
-                give_back(self, error, *messages[begin:])  # those before were taken
+                give_back(self, error, *messages[begin:])  # those before were accepted
                 return
 
     def _own_headers(self) -> dict[str, str]:
@@ -129,7 +129,7 @@ class HttpPoster(Module):
             except (OSError, http.client.HTTPException) as error:
                 if last:
                     raise ConnectionError(f"{self._told} did not answer: {error}") from error
-            if tried > 1:  # the first time the connection may only have been closed while idle
+            if tried > 1:  # at the first try the connection may just have been closed while idle: no pause
                 self._ending.wait(self.configuration["backoff_s"] * 2 ** (tried - 2))
 
     def kill(self) -> None:
@@ -142,7 +142,7 @@ class HttpPoster(Module):
             answer = self._connection.getresponse()
             answer.read(1 << 20)
             return answer.status
-        except BaseException:  # half an answer may be waiting
+        except BaseException:  # a part of an answer may be unread: use a new connection
             self._connection.close()
             raise
 
@@ -152,7 +152,7 @@ class HttpPoster(Module):
 
 
 def _check_url(url: str) -> None:
-    """It is not repeated: it may hold secrets."""
+    """Check the URL. Errors do not contain it: it may hold secrets."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -163,5 +163,7 @@ def _check_url(url: str) -> None:
 
 
 def _quoted(value: str) -> str:
-    """As a header carries it; blanks at its ends would be lost."""
+    """The value percent-encoded for a header. Blanks are encoded only if it begins or ends with one: a header would
+    lose those.
+    """
     return quote(value, safe=" /:;,.=+" if value == value.strip() else "/:;,.=+")

@@ -68,7 +68,7 @@ class _Device:
         self._asked("write_registers", register["address"], words)
 
     def close(self) -> None:
-        """Leave the device."""
+        """Close the connection."""
         self._client.close()
 
     def _type(self, register: Mapping[str, Any]) -> Any:
@@ -120,7 +120,7 @@ def _checked(args: Any, **more: Any) -> dict[str, Any]:
 
 
 class ModbusIn(Source):
-    """Asks for registers again and again."""
+    """Reads registers at each poll."""
 
     @classmethod
     def parse(cls, args: Any) -> Any:
@@ -176,5 +176,5 @@ class ModbusOut(Module):
         self._device.write(self.configuration["register"], value)
 
     def destroy(self) -> None:
-        """Leave the device."""
+        """Close the connection."""
         self._device.close()

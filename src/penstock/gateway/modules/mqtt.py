@@ -38,9 +38,9 @@ class _Mqtt(Module):
     _client: Any
 
     def create(self, broker: Outlet, configuration: Any) -> None:
-        """Nothing is known of the server yet."""
+        """Prepare; nothing is known about the server yet."""
         super().create(broker, configuration)
-        self._known = threading.Event()  # whether it is there
+        self._known = threading.Event()  # set when the server has answered or could not be reached
 
     def _connect(self, clean: bool, **more: Any) -> Any:
         c = self.configuration
@@ -61,23 +61,23 @@ class _Mqtt(Module):
 
     def _disconnected(self, _: Any, __: Any, ___: Any, reason: Any, ____: Any) -> None:
         if reason.is_failure:
-            # The server does not say why: MQTT 3.1.1 has no word for it.
+            # The server cannot say why: MQTT 3.1.1 has no field for it.
             self._tell(f"is gone: {reason} (or another client with the client_id {self._client_id!r} took its place)")
 
     def _tell(self, what: str) -> None:
-        """A failure, after which the client tries again by itself."""
+        """Report a failure, after which the client tries again by itself."""
         self._known.set()
         if self.on_failure is not None:
             c = self.configuration
             self.on_failure(StepFailed(f"{c['host']}:{c['port']} {what}", "run"))
 
     def kill(self) -> None:
-        """Leave the server now: another one may take the session over."""
+        """Disconnect at once: another client may take over the session."""
         self._known.set()
         self._client.disconnect()
 
     def destroy(self) -> None:
-        """Leave the server in order."""
+        """Disconnect in order."""
         self._client.disconnect()
         self._client.loop_stop()
 
@@ -85,7 +85,7 @@ class _Mqtt(Module):
 class MqttIn(_Mqtt):
     """What the server publishes on some topics."""
 
-    acks_in_order = True  # as the protocol asks for
+    acks_in_order = True  # required by the protocol
 
     @classmethod
     def parse(cls, args: Any) -> Any:
@@ -127,13 +127,13 @@ class MqttIn(_Mqtt):
             message.topic  # noqa: B018 - it is decoded here
         except UnicodeDecodeError:
             self._tell("sent a message on a topic that is no UTF-8, which is lost")
-            if message.qos:  # it would come again for ever
+            if message.qos:  # otherwise the server would redeliver it for ever
                 client.ack(message.mid, message.qos)
         else:
             self._inbox.put(message)
 
     def read_many(self, most: int, timeout: float) -> Sequence[Any]:
-        """What has come."""
+        """The messages that have arrived."""
         found: list[Any] = []
         with contextlib.suppress(queue.Empty):
             while len(found) < most:
@@ -146,7 +146,7 @@ class MqttIn(_Mqtt):
             self._client.ack(message.mid, message.qos)
 
     def nack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
-        """They come again with the next connection, which is made now; those of QoS 0 the server does not keep."""
+        """Reconnect, so that the server redelivers them; it does not keep those of QoS 0."""
         if any(message.qos for message in batch[begin:end]):
             self._client.reconnect()
 
@@ -155,11 +155,11 @@ class MqttIn(_Mqtt):
         self.publish(message.payload, properties)
 
     def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._forwarder.stop()
 
     def kill(self) -> None:
-        """Wait no longer for messages to be handled: they come again."""
+        """Stop waiting for messages to be handled: the server redelivers them."""
         self._forwarder.cut()
         super().kill()
 
@@ -182,9 +182,9 @@ class MqttOut(_Mqtt):
         self._client.loop_start()
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
-        """Publish them together and wait for the server's word."""
+        """Publish them together and wait for the server's confirmations."""
         c = self.configuration
-        self._known.wait(c["timeout_s"])  # those that come first find the connection being made
+        self._known.wait(c["timeout_s"])  # the first messages may arrive while the connection is being made
         if not self._client.is_connected():
             raise ConnectionError(f"not connected to {c['host']}:{c['port']}")
         failures = publish_all(self._client, c, messages)

@@ -25,10 +25,11 @@ from typing import Any
 
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.module import Module, Outlet, Source, options
+from penstock.secrecy import without_secrets
 
 COMMON = {"url": "opc.tcp://127.0.0.1:4840", "username": None, "password": None, "security": None, "timeout_s": 4.0}
-LOOK_S = 0.1  # how often the end is looked for
-CHECK_S = 1.0  # how often the connection is
+LOOK_S = 0.1  # how often to check whether the module is stopped
+CHECK_S = 1.0  # how often to check the connection
 _NODE = re.compile(
     r"(?:srv=\d+;)?(?:ns=(?P<space>\d{1,5});|nsu=[^;]+;)?"
     r"(?:i=(?P<number>\d{1,10})|s=.+|g=[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|b=[A-Za-z0-9+/]+={0,2})",
@@ -50,8 +51,8 @@ async def _connected(configuration: Any) -> Any:
     return client
 
 
-async def _left(client: Any) -> None:
-    """A server that is gone need not be told."""
+async def _disconnect(client: Any) -> None:
+    """Disconnect; errors are ignored, because the server may be gone."""
     with contextlib.suppress(Exception):
         await client.disconnect()
 
@@ -59,7 +60,7 @@ async def _left(client: Any) -> None:
 def _checked(args: Any, **more: Any) -> dict[str, Any]:
     given = options(args, **COMMON, **more)
     if not given["url"].startswith("opc.tcp://"):
-        raise ValueError(f"url begins with opc.tcp://, unlike {given['url']!r}")
+        raise ValueError(f"url begins with opc.tcp://, unlike {without_secrets(given['url'])!r}")
     for name in ("timeout_s", "period_s"):
         if name in given and not given[name] > 0:
             raise ValueError(f"{name} is above 0, not {given[name]!r}")
@@ -95,25 +96,26 @@ class OpcUaIn(Source):
             watched = await subscription.subscribe_data_change(list(names))
             for name, found in zip(c["nodes"], watched, strict=True):
                 if not isinstance(found, int):
-                    raise LookupError(f"{c['url']} refuses the node {name} ({c['nodes'][name]}): {found.name}")
+                    said = f"refuses the node {name} ({c['nodes'][name]}): {found.name}"
+                    raise LookupError(f"{without_secrets(c['url'])} {said}")
             looks = 0
             while not self.stopping.is_set():
                 await asyncio.sleep(LOOK_S)
                 looks += 1
                 if looks % round(CHECK_S / LOOK_S) == 0:
-                    await client.check_connection()  # raises where there is none
+                    await client.check_connection()  # raises if the connection is lost
         finally:
-            await _left(client)
+            await _disconnect(client)
 
 
 class _Changes:
-    """What the client calls."""
+    """Receives the client's notifications."""
 
     def __init__(self, module: OpcUaIn, names: dict[Any, str]) -> None:
         self._module, self._names = module, names
 
     def datachange_notification(self, node: Any, value: Any, data: Any) -> None:
-        """A node has another value."""
+        """Publish the new value of a node."""
         found = data.monitored_item.Value
         properties = {"name": self._names[node], "node": node.nodeid.to_string(), "status": found.StatusCode.name}
         if found.SourceTimestamp is not None:
@@ -136,7 +138,7 @@ class OpcUaOut(Module):
         return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:
-        """Nothing is connected yet; the first message does it."""
+        """Prepare; the first message opens the connection."""
         super().create(broker, configuration)
         self._client: Any = None
 
@@ -153,10 +155,10 @@ class OpcUaOut(Module):
         except BaseException:
             client, self._client = self._client, None
             if client is not None:
-                await _left(client)
+                await _disconnect(client)
             raise
 
     async def destroy(self) -> None:  # type: ignore[override]
-        """Leave the server."""
+        """Disconnect."""
         if self._client is not None:
-            await _left(self._client)
+            await _disconnect(self._client)

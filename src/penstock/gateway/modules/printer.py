@@ -48,6 +48,6 @@ class Printer(Module):
                 return time.strftime("%H:%M:%S", time.localtime(message.timestamp_ns / 1e9))
             return message.properties.get(name, "-")
 
-        # One write a line: what several printers write at once does not mix.
+        # One write per line, so that the lines of several printers do not mix.
         sys.stdout.write(_NAME.sub(value, self.configuration["format"]) + "\n")
         sys.stdout.flush()

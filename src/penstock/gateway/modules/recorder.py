@@ -34,7 +34,7 @@ class Recorder(Module):
         return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:
-        """Open the journal where its topic is known, so that what is wrong with it shows now."""
+        """Open the journal now if its topic is known, so that an error is noticed at once."""
         super().create(broker, configuration)
         self._publishers: dict[str, Publisher] = {}
         if "{" not in configuration["topic"]:

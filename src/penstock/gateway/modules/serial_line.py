@@ -21,7 +21,7 @@ from penstock._core.gateway import GatewayMessage
 from penstock.gateway.module import Outlet, Source, options
 
 READ_BYTES = 4096
-LOOK_S = 0.2  # so long a read lasts where nothing comes
+LOOK_S = 0.2  # how long a read waits for data
 
 
 class SerialLine(Source):
@@ -47,8 +47,8 @@ class SerialLine(Source):
         super().create(broker, configuration)
         self._separator = configuration["separator"].encode()
         self._line: Any = None
-        self._tried = threading.Event()  # to open it
-        self._closing = threading.Lock()  # the port is not closed in the midst of a write
+        self._tried = threading.Event()  # set after the first attempt to open the port
+        self._closing = threading.Lock()  # held while writing, so that the port is not closed during a write
 
     def run(self) -> None:
         """Open the port and publish what comes."""
@@ -70,7 +70,7 @@ class SerialLine(Source):
                 line.close()
 
     def _publish_lines(self, data: bytes) -> bytes:
-        """Publish whole lines; gives what is left."""
+        """Publish complete lines; returns the rest."""
         separator, most = self._separator, self.configuration["max_line_bytes"]
         *lines, rest = data.split(separator) if separator else (data, b"")
         for line in lines:
@@ -83,7 +83,8 @@ class SerialLine(Source):
 
     def receive(self, message: GatewayMessage) -> None:
         """Write one."""
-        self._tried.wait(self.configuration["timeout_s"])  # those that come first find the port being opened
+        # the first messages may arrive while the port is being opened
+        self._tried.wait(self.configuration["timeout_s"])
         with self._closing:
             if self._line is None:
                 raise ConnectionError(f"{self.configuration['port']} is not open")

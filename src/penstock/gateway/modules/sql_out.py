@@ -54,11 +54,11 @@ class SqlOut(Module):
         if style not in MARKS:
             raise ValueError(f"driver {given['driver']!r} marks parameters by {style!r}; {', '.join(MARKS)} are known")
         marks = ", ".join([MARKS[style]] * len(given["columns"]))
-        columns = ", ".join(given["columns"])  # names that were looked at above; values are parameters
+        columns = ", ".join(given["columns"])  # the names were checked above; values are passed as parameters
         return {**given, "insert": f"INSERT INTO {given['table']} ({columns}) VALUES ({marks})"}  # noqa: S608
 
     def start(self) -> None:
-        """Connect; a database that is not there is a failure."""
+        """Connect; raises if the database cannot be reached."""
         self._connect()
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
@@ -82,7 +82,7 @@ class SqlOut(Module):
             give_back(self, failure, message)
 
     def _insert_one_by_one(self, rows: Sequence[tuple[GatewayMessage, tuple[Any, ...]]]) -> None:
-        """Find those that the database refuses: they must not cost the others."""
+        """Insert rows one by one, so that a row that the database refuses does not cost the others."""
         for number, (message, row) in enumerate(rows):
             try:
                 self._insert([row])
@@ -100,11 +100,11 @@ class SqlOut(Module):
             connection.cursor().executemany(self.configuration["insert"], rows)
             connection.commit()
         except Exception:
-            self.destroy()  # what was not committed is not there, and the next try connects anew
+            self.destroy()  # nothing was committed; the next try opens a new connection
             raise
 
     def _is_of_the_database(self, error: Exception) -> bool:
-        """Whether it is no fault of a row: no other row would be taken now either."""
+        """Whether the database failed, not this row: no other row could be inserted now either."""
         driver = importlib.import_module(self.configuration["driver"])
         return isinstance(error, OSError | driver.OperationalError | driver.InterfaceError)
 
@@ -113,7 +113,7 @@ class SqlOut(Module):
         self.receive_many([message])
 
     def destroy(self) -> None:
-        """Leave the database."""
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

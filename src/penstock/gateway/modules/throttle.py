@@ -1,7 +1,7 @@
 """Throttle: at most so many messages a second, for each value of a property; the rest is dropped.
 
 args: ``rate_per_s`` (1.0), ``by`` (null: all together; else a property), ``max_keys`` (10000). What is dropped goes to
-the output ``dropped``, for who is linked to it, and is counted as filtered by this module.
+the output ``dropped``, for modules linked to it, and is counted as filtered by this module.
 
 Example: {"name": "limit", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Throttle"}, "args":
 {"rate_per_s": 1.0, "by": "deviceId"}}
@@ -23,19 +23,19 @@ class Throttle(Module):
     def parse(cls, args: Any) -> Any:
         """Check args."""
         given = options(args, rate_per_s=1.0, by=None, max_keys=10000)
-        Filter(rate_per_s=given["rate_per_s"])  # its bounds
+        Filter(rate_per_s=given["rate_per_s"])  # checks the bounds of the rate
         if given["max_keys"] < 1 or not isinstance(given["by"], str | None):
             raise ValueError("max_keys is 1 or more, and by the name of a property or null")
         return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:
-        """Begin with every key's room whole."""
+        """Begin with the full rate for every key."""
         super().create(broker, configuration)
         self._limits: dict[str, Predicate] = {}
         self.dropped = 0
 
     def receive(self, message: GatewayMessage) -> None:
-        """Pass it on where there is room."""
+        """Pass it on if the rate of its key allows it."""
         name = self.configuration["by"]
         key = message.properties.get(name, "") if name is not None else ""
         limit = self._limits.get(key)

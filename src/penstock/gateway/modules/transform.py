@@ -72,7 +72,7 @@ class Transform(Module):
 
 
     def _assign(self, message: GatewayMessage, properties: dict[str, str]) -> bytes | None:
-        """Assign to properties, and to the fields of the content, where that is asked for."""
+        """Carry out the assignments to properties and to fields of the content."""
         subject = Subject(message)
         found = [(path, evaluate(subject)) for path, evaluate in self._assigned]
         if not self._to_fields:
@@ -103,7 +103,7 @@ def _set_field(content: Any, path: list[str], value: Any) -> None:
 
 
 class _Values:
-    """What a message's templates may name; its JSON is read when it is first asked for."""
+    """The values that templates may name; the JSON content is parsed at first use."""
 
     def __init__(self, message: GatewayMessage) -> None:
         self._message = message

@@ -21,7 +21,7 @@ from penstock.gateway.module import Outlet, Source, options
 
 
 class Window(Source):
-    """Gathers; its thread closes windows whose time is over."""
+    """Collects messages; its thread closes windows whose time is over."""
 
     gathers = True
     reaches_outside = False
@@ -70,7 +70,9 @@ class Window(Source):
                     self._close(next(iter(self._windows)))
 
     def _seconds_left(self) -> float:
-        """How long nothing can become due: a window that opens meanwhile lasts longer than that."""
+        """How long to wait: no window can become due before that, since one that opens meanwhile lasts at least as
+        long.
+        """
         with self._lock:
             return max(0.0, self._due()) if self._windows else float(self.configuration["window_s"])
 
@@ -80,14 +82,14 @@ class Window(Source):
         return begin + float(self.configuration["window_s"]) - self.clock.time_ns() / 1e9
 
     def stop(self) -> None:
-        """Publish what has gathered."""
+        """Publish the open windows."""
         super().stop()
         with self._lock:
             for group in list(self._windows):
                 self._close(group)
 
     def _close(self, group: str) -> None:
-        """Under the lock, so that windows are published in order."""
+        """Publish a window. The caller holds the lock, so that windows are published in order."""
         window, c = self._windows.pop(group), self.configuration
         begin, end = self._begin.pop(group), self.clock.time_ns() / 1e9
         properties = {"count": str(len(window)), "begin": repr(begin), "end": repr(end)}

@@ -128,7 +128,7 @@ def load(path: str | os.PathLike[str]) -> Declared:
     try:
         text = Path(path).read_bytes().decode()
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{path} is not TOML: {error}") from None
     return check(data, str(path))
 

@@ -1,0 +1,158 @@
+"""The commands of a replicated broker as a user runs them: what cannot be right is said at once, with what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli import broker, doctor
+from penstock.cli.group import _with_usable_numbers
+from penstock.errors import InvalidArgument, RefusedError
+from penstock.journal import Journal
+from penstock.replica import JetStream
+from penstock.replica.cluster import Cluster
+from penstock.replica.stream import Target, tls_context
+from tests.cli import command
+
+from .conftest import LONG
+from .fake_blocks import FakeStream
+from .test_refill import fill, opened
+
+NOBODY = "nats://127.0.0.1:1/x"
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts commands; those that still run at the end are killed."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(*arguments: str) -> subprocess.Popen[str]:
+            process = command.start(*arguments)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield begin
+
+
+def said_by(process: subprocess.Popen[str], words: str) -> str:
+    """The line of standard error that has these words; waits for it."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if words in line:
+            return line
+    raise AssertionError(f"it ended without a word of {words!r}")
+
+
+def ended(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> int:
+    process.send_signal(number)
+    process.communicate(timeout=LONG)
+    return process.returncode
+
+
+WRONG = {
+    "--lease goes with --standby": ["--lease", "3"],
+    "--seed goes with --store": ["--seed"],
+    "--no-sync does not go with --store": ["--no-sync", "--store", NOBODY],
+    "goes with a certificate": ["--store-key", "/dev/null", "--store", NOBODY],
+    "/dev/null is no certificate in PEM form": ["--store-authority", "/dev/null", "--store", NOBODY],
+    "a/b is no name of a stream": ["--store", "nats://127.0.0.1/a/b"],
+}
+
+
+def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
+    for words, options in WRONG.items():
+        done = CliRunner().invoke(broker.app, [str(tmp_path / "b"), "0", *options])
+        assert isinstance(done.exception, InvalidArgument) and words in str(done.exception)
+    assert not (tmp_path / "b").exists()
+    done = CliRunner().invoke(doctor.app, ["--store", "foo"])
+    assert isinstance(done.exception, InvalidArgument), "wrong usage, not a check that failed"
+    with pytest.raises(InvalidArgument, match="--lease nan is not a number"):
+        _with_usable_numbers(lambda **_: None)(lease=float("nan"))
+
+
+def test_nobody_listens_is_said_while_it_is_tried(tmp_path: Path, free_ports: list[int], start: Start) -> None:
+    for words in (["replica", str(tmp_path / "a")], ["broker", str(tmp_path / "b"), str(free_ports[0]), "--standby"]):
+        process = start(*words, "--store", NOBODY)
+        line = said_by(process, "trying on")
+        assert "no NATS server answers at 127.0.0.1:1: Connection refused" in line and "quorum" not in line
+        ended(process)
+
+
+def test_a_damaged_copy_is_fetched_not_repaired(tmp_path: Path) -> None:
+    stream = FakeStream()
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 1)
+    (log,) = (tmp_path / "a").glob("*.log")
+    data = bytearray(log.read_bytes())
+    data[9_000] ^= 1
+    log.write_bytes(data)
+    done = command.run("journal", "verify", str(tmp_path / "a"))
+    assert done.returncode == 4 and "2 places are damaged; penstock replica" in done.stderr
+    with pytest.raises(RefusedError, match="copy of a replicated"):
+        Journal(tmp_path / "a")
+
+
+@pytest.mark.timeout(120)
+def test_a_cluster_in_any_directory_and_one_at_a_time(tmp_path: Path, free_ports: list[int], start: Start) -> None:
+    """Also what the commands say of a stream that is not there, and which broker leads."""
+    place = tmp_path / 'n\u00f6des und "so"'
+    with Cluster(place, 1) as cluster:
+        cluster.connect().close()
+        with pytest.raises(RefusedError, match=r"a cluster runs on .* already \(process \d+\)"):
+            Cluster(place, 1).start()
+        missing = cluster.address.replace("/penstock", "/other")
+        follower = start("replica", str(tmp_path / "f"), "--store", missing)
+        assert "there is no stream other there; penstock broker DIRECTORY --store" in said_by(follower, "trying on")
+        leader = start("broker", str(tmp_path / "b"), "0", "--store", missing)
+        assert leader.stdout is not None and follower.stdout is not None
+        assert "listening" in leader.stdout.readline() and "following" in follower.stdout.readline()
+        assert (ended(follower), ended(leader)) == (0, 0)
+        check_leader(cluster, tmp_path, free_ports, start)
+
+
+def check_leader(cluster: Cluster, place: Path, ports: list[int], start: Start) -> None:
+    """Doctor tells which broker leads, and when none does; what a broker has, no other one of the group takes."""
+    words = [str(place / "s"), str(ports[0]), "--store", cluster.address, "--standby", "--lease", "1"]
+    leader = start("broker", *words)
+    assert leader.stdout is not None and "listening" in leader.stdout.readline()
+    refused = CliRunner().invoke(broker.app, words)
+    assert "each broker of a group needs its own" in str(refused.exception)
+    refused = CliRunner().invoke(broker.app, [words[0], str(ports[1]), *words[2:]])
+    assert f"written by process {leader.pid}; others may only read" in str(refused.exception)
+    done = CliRunner().invoke(doctor.app, ["--store", cluster.address])
+    assert f"the broker at 127.0.0.1:{ports[0]} leads" in done.output
+    assert ended(leader, signal.SIGTERM) == 0
+    done = CliRunner().invoke(doctor.app, ["--store", cluster.address])
+    assert "no broker holds the lease" in done.output
+
+
+def test_names_and_keys_that_cannot_be_right() -> None:
+    for address in ("nats://h/a/b", "nats://h:1/a/b", "nats://u:p@h/a/b"):
+        with pytest.raises(InvalidArgument, match="a/b is no name of a stream"):
+            Target.parse(address)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        tls_context(Path("/nowhere"), None, None)
+
+
+def test_a_server_that_accepts_and_says_nothing_is_told_soon(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.replica.stream.SLOW_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        blocks = JetStream(Target.parse(f"nats://127.0.0.1:{silent.getsockname()[1]}/x"), answer_s=0.05)
+        monkeypatch.setattr("penstock.replica.client.CONNECT_S", 0.2)
+        with pytest.raises(TimeoutError, match="no NATS server answers"):
+            blocks.patiently(blocks.describe, 0.0)
+        assert caplog.messages == ["stream x has not answered yet; trying on"]
+        blocks.close()
