@@ -276,8 +276,8 @@ class Server:
                 self._reopen()
 
     def _note_fault(self, where: str) -> None:
-        self.internal_errors += 1
-        log.exception("%s: a fault of the broker's (%d so far)", where, self.internal_errors)
+        log.exception("%s: a fault of the broker's (%d so far)", where, self.internal_errors + 1)
+        self.internal_errors += 1  # after the line: whoever sees the number finds the reason
 
     def _pump(self) -> None:
         end = time.monotonic() + TURN_S

@@ -398,8 +398,8 @@ class Publisher(PublisherContract):
         if isinstance(error, ConnectionError) and not joining.heard:  # somebody looked whether the port is open
             logger.debug("%s: %s closed: %s", self.address, joining.name, error)
         elif not self._closing or isinstance(error, RefusedError):
-            self._outlet.error()
             self._warnings.warn("%s: %s closed: %s", self.address, joining.name, error)
+            self._outlet.error()  # after the line: whoever sees the number finds the reason
         with self._changed:
             self._joining.pop(joining, None)  # last: until then `close` finds it and waits for its lock
 

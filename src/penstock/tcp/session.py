@@ -262,9 +262,9 @@ class Session:
         text = texts.get(reason) or os.strerror(error)
         self.last_error = text
         bad = reason in ("bad_header", "too_large")
-        if bad:
-            self._subscriber.count_error()
         (self._warnings.warn if bad else logger.debug)("session to %s: %s", self._address, text)
+        if bad:
+            self._subscriber.count_error()  # after the line: whoever sees the number finds the reason
 
     def _reconnect(self, good: bool) -> None:
         """Schedule the next attempt: soon after a ``good`` connection, else with the growing pause."""

@@ -349,8 +349,8 @@ class Subscriber(SubscriberContract):
         try:
             function(message)
         except BaseException:  # SystemExit too: the thread belongs to the executor
-            self._inlet.error()
             logger.exception("the function of on_message failed with %r", message)
+            self._inlet.error()  # after the line: whoever sees the number finds the reason
 
     # -- the end
 
