@@ -2,7 +2,8 @@
 
 One process for each expression of markers: the tests mostly wait for programs, JVMs and disks. Each run has a
 directory of shared memory of its own, and ports are free ones, so they do not meet. What the first prints is shown as
-it comes, what the others print after it. The code is that of the first process that failed. Ctrl-C ends all of them.
+it comes, what the others print after it. The code is that of the first process that failed. Ctrl-C ends all of them, a
+second Ctrl-C kills them.
 """
 
 from __future__ import annotations
@@ -23,13 +24,33 @@ def start(markers: str, arguments: list[str], output: int | None) -> subprocess.
     # Compiled once, also where the environment asks for no compiled files: the tests start some thousand programs.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     errors = subprocess.STDOUT if output is not None else None
-    return subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
+    # In a group of its own: a terminal's Ctrl-C reaches it once, through `end`. A second one would break off what it
+    # cleans up.
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, process_group=0
+    )
+
+
+def end(running: list[subprocess.Popen[bytes]]) -> None:
+    """Interrupt each process once and wait for its clean-up; at a second Ctrl-C kill them with what they started."""
+    for process in running:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+    try:
+        for process in running:
+            process.wait()
+    except KeyboardInterrupt:
+        for process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def run(open_files: contextlib.ExitStack) -> int:
     at = sys.argv.index("--")
     parts, arguments = sys.argv[1:at], sys.argv[at + 1 :]
-    for number in (signal.SIGINT, signal.SIGTERM):  # a run in the background of a shell has Ctrl-C ignored
+    # A run in the background of a shell has Ctrl-C ignored. SIGHUP: the terminal is closed.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
     print(f"running {len(parts)} processes of tests beside each other; what the others print comes last", flush=True)
@@ -41,11 +62,7 @@ def run(open_files: contextlib.ExitStack) -> int:
         for process in running:
             process.wait()
     except KeyboardInterrupt:
-        for process in running:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)  # a terminal has told them already, another sender has not
-        for process in running:
-            process.wait()
+        end(running)
     for markers, output in zip(parts[1:], outputs[1:], strict=True):
         assert output is not None
         output.seek(0)

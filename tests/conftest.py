@@ -52,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A directory of our own, so that what is left over is ours and other programs on the machine are not disturbed.
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     os.environ["PENSTOCK_SHM_DIR"] = tempfile.mkdtemp(prefix=f"penstock-test-{os.getpid()}-", dir=parent)
+    os.environ[leftovers.MARK] = Path(os.environ["PENSTOCK_SHM_DIR"]).name
     # Processes that tests kill are no deaths of the user's.
     os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix=f"penstock-test-state-{os.getpid()}-")
 
@@ -99,11 +100,9 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    directory = Path(os.environ["PENSTOCK_SHM_DIR"])
-    for path in sorted(directory.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    directory.rmdir()
-    shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
+    leftovers.end_processes()  # of an interrupted test: otherwise they would write into the folders again
+    for folder in (os.environ["PENSTOCK_SHM_DIR"], os.environ["XDG_STATE_HOME"]):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
@@ -127,6 +126,6 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = leftovers.look()
     yield
     if request.session.exitstatus == pytest.ExitCode.INTERRUPTED:
-        return  # what the interrupted test holds is in its traceback, and ends with this process
+        return  # what the interrupted test holds is in its traceback, and is removed when the run ends
     left = leftovers.look(before, settle_s=10)
     assert not left, "left behind by the tests:\n" + "\n".join(sorted(left))

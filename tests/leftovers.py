@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import signal
 import time
 from pathlib import Path
+
+#: Set for everything that a run starts, so that it is found also after the process that started it has gone.
+MARK = "PENSTOCK_TEST_RUN"
 
 
 def look(before: set[str] | None = None, settle_s: float = 0) -> set[str]:
@@ -13,29 +18,46 @@ def look(before: set[str] | None = None, settle_s: float = 0) -> set[str]:
     deadline = time.monotonic() + settle_s
     while True:
         gc.collect()
-        found = (_children() | _shared_files() | _ports()) - (before or set())
+        processes = {f"process {pid}: {command[:120]}" for pid, command in _processes().items()}
+        found = (processes | _shared_files() | _ports()) - (before or set())
         if not found or time.monotonic() >= deadline:
             return found
         time.sleep(0.1)
 
 
-def _children() -> set[str]:
-    """Living descendants of this process."""
-    parents: dict[int, tuple[int, str]] = {}
+def end_processes(patience_s: float = 10) -> None:
+    """Kill what an interrupted test has left running. Returns when all of it has gone."""
+    deadline = time.monotonic() + patience_s
+    while (found := _processes()) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _processes() -> dict[int, str]:
+    """Living processes with their commands: descendants of this one, and whatever carries the mark of this run."""
+    mark = f"{MARK}={os.environ[MARK]}".encode()
+    commands: dict[int, str] = {}
+    parents: dict[int, int] = {}
+    ours = {os.getpid()}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 text = (entry / "stat").read_text()
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
+                environment = (entry / "environ").read_bytes().split(b"\0")
+            except OSError:  # it has gone, or it is another user's
                 continue
             state, parent = text.rpartition(")")[2].split()[:2]
             if state != "Z":
-                parents[int(entry.name)] = (int(parent), command)
-    ours = {os.getpid()}
-    while grown := {pid for pid, (parent, _) in parents.items() if parent in ours} - ours:
+                pid = int(entry.name)
+                commands[pid], parents[pid] = command, int(parent)
+                if mark in environment:
+                    ours.add(pid)
+    while grown := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= grown
-    return {f"process {pid}: {parents[pid][1][:120]}" for pid in ours - {os.getpid()} if pid in parents}
+    return {pid: commands[pid] for pid in ours - {os.getpid()} if pid in commands}
 
 
 def _shared_files() -> set[str]:

@@ -54,7 +54,7 @@ class Model:
 
     def start(self, number: int, trouble: float = 0.2) -> None:
         self.kill(number)
-        replica = Replica(self.place / str(number), self.blocks(trouble), pause=lambda: None)
+        replica = Replica(self.place / str(number), self.blocks(trouble), short_s=0, pause=lambda: None)
         while True:
             try:
                 disk = replica.disk()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from penstock.replica import FencedError, Replica
 from penstock.replica.follower import Follower
 from penstock.replica.refill import BOOT_NAME
 from penstock.replica.seed import seed
+from penstock.replica.stream import Bounds
 
 from .fake_blocks import FakeBlocks, FakeStream
 from .test_model import contents
@@ -30,7 +32,7 @@ def stream() -> FakeStream:
 
 
 def opened(directory: Path, stream: FakeStream, **options: object) -> Journal:
-    replica = Replica(directory, FakeBlocks(stream), pause=lambda: None)
+    replica = Replica(directory, FakeBlocks(stream), short_s=0, pause=lambda: None)
     return Journal(directory, disk=replica.disk(), refuse_damage=True, segment_bytes=SMALL, **options)  # type: ignore[arg-type]
 
 
@@ -214,6 +216,50 @@ def test_what_the_stream_has_lost_is_put_back(tmp_path: Path, stream: FakeStream
         with opened(tmp_path / name, stream) as journal:
             assert (contents(journal), journal.uuid) == (before | {len(before) + 1: b"more"}, identity)
         assert not verify(tmp_path / name)
+
+
+def damage_first_segment(directory: Path) -> None:
+    """Turn over a bit in the middle of the oldest segment's log."""
+    path = sorted(directory.glob("*.log"))[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_an_end_that_the_stream_has_passed_already_is_not_believed(tmp_path: Path, stream: FakeStream) -> None:
+    """As a node tells it that has lost the lead, or that has just taken it."""
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal)
+        before = contents(journal)
+    damage_first_segment(tmp_path / "a")
+    (tmp_path / "a" / BOOT_NAME).unlink()  # every segment is checked
+    asked = 0
+
+    class Outdated(FakeBlocks):
+        def bounds(self) -> Bounds:
+            nonlocal asked
+            asked += 1
+            return replace(super().bounds(), last=stream.last - 2) if asked < 5 else super().bounds()
+
+    blocks = Outdated(stream)
+    replica = Replica(tmp_path / "a", blocks, pause=lambda: None)
+    with Journal(tmp_path / "a", disk=replica.disk(), refuse_damage=True) as journal:
+        assert contents(journal) == before
+    assert asked >= 5 and not verify(tmp_path / "a")
+    assert len(stream.blocks) == stream.last, "nothing was put back: nothing was lost"
+
+
+def test_what_was_lost_is_put_back_though_an_older_segment_is_damaged(tmp_path: Path, stream: FakeStream) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal)
+        before = contents(journal)
+    damage_first_segment(tmp_path / "a")
+    lose(stream, stream.last - 1, stream.last, tail=True)
+    with opened(tmp_path / "a", stream) as journal:
+        assert contents(journal) == before
+    assert not verify(tmp_path / "a")
+    with opened(tmp_path / "b", stream) as journal:
+        assert contents(journal) == before
 
 
 def test_a_directory_that_was_not_written_last_puts_nothing_back(tmp_path: Path, stream: FakeStream) -> None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError, RefusedError
 from penstock.journal import layout
-from penstock.replica.appender import PAUSE_S, Appender, FencedError, LostBlocksError
+from penstock.replica.appender import PAUSE_S, SHORT_S, Appender, FencedError, LostBlocksError
 from penstock.replica.block import Block
 from penstock.replica.client import UnansweredError
 from penstock.replica.disk import ReplicatedDisk, epoch_block
@@ -33,10 +33,16 @@ class Replica:
     """``disk()`` makes the directory a copy of the stream and takes the lead."""
 
     def __init__(
-        self, directory: str | Path, blocks: Blocks, *, pause: Callable[[], None] = lambda: time.sleep(PAUSE_S)
+        self,
+        directory: str | Path,
+        blocks: Blocks,
+        *,
+        short_s: float = SHORT_S,
+        pause: Callable[[], None] = lambda: time.sleep(PAUSE_S),
     ) -> None:
         self.directory = Path(directory)
         self.blocks = blocks
+        self._short_s = short_s
         self._pause = pause
         self._appender: Appender | None = None
 
@@ -67,7 +73,7 @@ class Replica:
     def _open(self, deadline: float) -> ReplicatedDisk:
         """Try once. FencedError: another broker has appended to the stream."""
         try:
-            history, directory = self._patiently(deadline, self._refill)
+            history, directory = self._believed(deadline)
             all_fetched = 0 < len(history.segments) == len(directory.copied)  # then what is lost counts no more
             lost = 0 if all_fetched else history.bounds.missing
             damage = CorruptionError(f"{self.blocks.name} has lost {lost} blocks", self.blocks.name) if lost else None
@@ -92,6 +98,20 @@ class Replica:
         self._appender.append(epoch_block(directory, epoch, writer))
         writers.note_led()
         return ReplicatedDisk(self._appender, directory, epoch, writer)
+
+    def _believed(self, deadline: float) -> tuple[History, Refilled]:
+        """Refill the directory. CorruptionError: the stream lacks something, and has lacked it for ``short_s``.
+
+        A node that has lost the lead, or that has just taken it, may tell an end that the stream has passed already.
+        """
+        since = time.monotonic()
+        while True:
+            try:
+                return self._patiently(deadline, self._refill)
+            except CorruptionError:
+                if time.monotonic() >= since + self._short_s:
+                    raise
+                self._pause()
 
     def _patiently(self, deadline: float, act: Callable[[], T]) -> T:
         """Call ``act``, and again from the beginning while the cluster is choosing a leader or has no quorum."""

@@ -6,6 +6,7 @@ nothing but copies without that end is refused. One thread; no broker may be run
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -18,11 +19,12 @@ from penstock._core import journal as native
 from penstock.errors import CorruptionError, InvalidArgument
 from penstock.journal import Journal, layout
 from penstock.journal.disk import Disk, read_all, read_part
+from penstock.journal.lock import WriterLock
 from penstock.printable import command
 from penstock.replica.appender import PAUSE_S, Appender
 from penstock.replica.block import BEGIN, EPOCH, HEAD, MORE, Block, decode
-from penstock.replica.history import Chains, Segment, kept_segments
-from penstock.replica.refill import same_boot
+from penstock.replica.history import Chains, History, Segment, kept_segments
+from penstock.replica.refill import mend, same_boot
 from penstock.replica.stream import Blocks, Bounds
 from penstock.replica.writers import Writers
 
@@ -39,7 +41,7 @@ def seed(directory: Path, blocks: Blocks, *, pause: Callable[[], None] = lambda:
         raise InvalidArgument(f"{directory} is not a journal: there is nothing to fill {blocks.name} with")
     if blocks.bounds().last:
         raise InvalidArgument(f"{blocks.name} has blocks already: name another stream for what {directory} has")
-    # opened, so that opened, so that nobody else writes to it and its torn tail is cut off
+    # opened, so that nobody else writes to it and its torn tail is cut off
     with Journal(directory, refuse_damage=True, disk=_CopyDisk()) as journal:
         segments = layout.latest_segments(os.listdir(directory))
         writer = secrets.randbits(64)
@@ -65,6 +67,7 @@ def restore(
     elsewhere = f"{directory} is not where {blocks.name} was written last: what is lost may be in another directory"
     if not writers.were_last(survey.epoch, survey.writer):
         raise CorruptionError(elsewhere, blocks.name)
+    _mend_older(directory, blocks, bounds)
     with Journal(directory, refuse_damage=True, disk=_CopyDisk()) as journal:
         if survey.uuids - {journal.uuid.bytes}:
             raise CorruptionError(f"{blocks.name} has blocks of another journal than {directory}", blocks.name)
@@ -88,6 +91,21 @@ def restore(
         _copy(directory, journal, segments[kept:], appender, writer, link if kept else 0, epoch)
         writers.note_led()
     return len(segments) - kept
+
+
+def _mend_older(directory: Path, blocks: Blocks, bounds: Bounds) -> None:
+    """Take damaged segments of the directory from the stream, as far as it has them. With damage in an older one the
+    directory could restore nothing, though what the stream has lost is in the last one.
+    """
+    with contextlib.suppress(CorruptionError):  # the stream has lost these too: the directory stays as it is
+        history = History(blocks, bounds)
+        if not history.segments:
+            return
+        lock = WriterLock(directory)
+        try:
+            mend(directory, history, {segment.name for segment in history.segments[:-1]})
+        finally:
+            lock.release()
 
 
 @dataclass
