@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 
+CLEAN_UP_S = 30.0
 NONE_COLLECTED = 5  # pytest's code: the arguments name only tests of other processes
 
 
@@ -32,13 +33,16 @@ def start(markers: str, arguments: list[str], output: int | None) -> subprocess.
 
 
 def end(running: list[subprocess.Popen[bytes]]) -> None:
-    """Interrupt each process once and wait for its clean-up; at a second Ctrl-C kill them with what they started."""
-    for process in running:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+    """Interrupt each process and wait for its clean-up; at a second Ctrl-C kill them with what they started."""
     try:
-        for process in running:
-            process.wait()
+        while living := [process for process in running if process.poll() is None]:
+            for process in living:
+                process.send_signal(signal.SIGINT)
+            # Again if it goes on for so long: a test may have taken the interrupt for its own.
+            deadline = time.monotonic() + CLEAN_UP_S
+            for process in living:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0, deadline - time.monotonic()))
     except KeyboardInterrupt:
         for process in running:
             if process.poll() is None:
