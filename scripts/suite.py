@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 CLEAN_UP_S = 30.0
 NONE_COLLECTED = 5  # pytest's code: the arguments name only tests of other processes
@@ -48,6 +50,9 @@ def end(running: list[subprocess.Popen[bytes]]) -> None:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+                for parent in {"/dev/shm", tempfile.gettempdir()}:  # where tests/conftest.py has its folders
+                    for folder in Path(parent).glob(f"penstock-test-*{process.pid}-*"):
+                        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run(open_files: contextlib.ExitStack) -> int:
