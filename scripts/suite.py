@@ -50,9 +50,15 @@ def end(running: list[subprocess.Popen[bytes]]) -> None:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                for parent in {"/dev/shm", tempfile.gettempdir()}:  # where tests/conftest.py has its folders
-                    for folder in Path(parent).glob(f"penstock-test-*{process.pid}-*"):
-                        shutil.rmtree(folder, ignore_errors=True)
+                remove_folders(process.pid)
+
+
+def remove_folders(pid: int) -> None:
+    """Those that tests/conftest.py made for a run that was killed."""
+    for parent in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108
+        for kind in ("", "state-"):
+            for folder in parent.glob(f"penstock-test-{kind}{pid}-*"):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def run(open_files: contextlib.ExitStack) -> int:
