@@ -123,9 +123,10 @@ model: system
 	$(MAKE) -C native/tests/schedules
 	$(MAKE) -C native/tests/model
 
-# Spark gets a hundredth of the kills: each starts a JVM.
-torture: build
-	$(PYTEST) tests/crash tests/torture -m "not spark" --kills $(or $(KILLS),2000) --timeout 0 $(ARGUMENTS)
+# Every room tortured, with the results in docs/figures.md; then the crash tests. (Rooms whose kills take seconds get fewer.)
+torture: build system
+	$(BIN)/penstock torture --kills $(or $(KILLS),2000) --table docs/figures.md $(if $(SEED),--seed $(SEED))
+	$(PYTEST) tests/crash -m "not spark" --kills $(or $(KILLS),2000) --timeout 0 $(ARGUMENTS)
 	$(PYTEST) tests/crash -m spark --kills $$(( ($(or $(KILLS),2000) + 99) / 100 )) --timeout 0 $(ARGUMENTS)
 
 clean:

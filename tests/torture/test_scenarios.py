@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import penstock
 from penstock import torture
-from penstock.torture import record, soak
+from penstock.torture import record, soak, table
 
 #: Those are tests/crash/test_spark_kill.py and tests/stress/test_replica.py.
 HERE = [name for name in torture.SCENARIOS if name not in ("spark", "replica", "takeover")]
@@ -96,6 +97,24 @@ def test_torn_log_entries_are_ignored(tmp_path: Path) -> None:
     with (tmp_path / "log").open("ab") as file:
         file.write(b"torn")
     assert list(record.entries(tmp_path / "log")) == [(1, 2, 3), (1, 3, 4)]
+
+
+def test_the_results_are_written_between_the_marks_of_a_file(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    good, bad = (torture.Report(name, 2000, 7, tmp_path, seconds=61.2) for name in ("shm", "tcp"))
+    good.check("messages flowed", 1234567, True)
+    bad.check("messages flowed", 9, True)
+    bad.check("none comes | twice", "3 twice", False)
+    table.Table(page).write([good, bad])
+    text = page.read_text()
+    assert text.startswith(f"before\n{table.BEGIN}\ncommit: {table.commit()}\ndate: ") and text.endswith("\nafter\n")
+    assert "| shm | 2,000 | 7 | 61 | 1,234,567 | all 1 held |\n" in text and "old" not in text
+    assert "| tcp | 2,000 | 7 | 61 | 9 | FAILED: none comes / twice (3 twice) |\n" in text
+    page.write_text("no marks")
+    with pytest.raises(penstock.InvalidArgument, match="has no lines"):
+        table.Table(page)
+    assert page.read_text() == "no marks"
 
 
 def test_the_command_gives_json_and_refuses_unknown_rooms() -> None:
