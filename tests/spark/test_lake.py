@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import shutil
@@ -395,6 +396,46 @@ def test_vacuum_takes_old_leftovers_and_nothing_else(tmp_path):
     assert as_made(rows_of(tmp_path / "lake")) == made
 
 
+def test_a_lake_is_alone_in_its_directory_and_vacuum_takes_only_its_files(tmp_path):
+    make(tmp_path / "j", 100)
+    for place in (tmp_path / "j", tmp_path):
+        with pytest.raises(InvalidArgument, match="it is not empty"):
+            lake.archive(None, str(tmp_path / "j"), place)
+        assert not (place / "_delta_log").exists()
+    (tmp_path / "lake" / "lost+found").mkdir(parents=True)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    shutil.copytree(tmp_path / "j", tmp_path / "lake" / "j")
+    shutil.copytree(tmp_path / "j", tmp_path / "lake" / "date=2020-01-01" / "j")
+    long_ago = (time.time() - 3 * 3600,) * 2
+    for path in (tmp_path / "lake").rglob("*"):
+        os.utime(path, long_ago)
+    before = set((tmp_path / "lake").rglob("*"))
+    assert lake.vacuum(tmp_path / "lake", hours=1) == []
+    assert set((tmp_path / "lake").rglob("*")) == before
+
+
+def test_a_round_that_fails_leaves_no_file_and_names_the_one_that_failed(tmp_path, monkeypatch):
+    """As on a disk that is full: the next round needs the room."""
+    journals = [str(tmp_path / name) for name in ("a", "b")]
+    made = [make(journal, 100) for journal in journals]
+    written, write = [], pyarrow.parquet.ParquetWriter.write_table
+
+    def fails_at_second(writer, *arguments, **options):
+        written.append(writer)
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(writer, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pyarrow.parquet.ParquetWriter, "write_table", fails_at_second)
+        with pytest.raises(OSError, match="No space left") as failed:
+            lake.archive(None, journals, tmp_path / "lake")
+    assert str(failed.value.filename).startswith(str(tmp_path / "lake" / "date="))
+    assert len(written) >= 2 and not list((tmp_path / "lake").glob("date=*/*"))
+    lake.archive(None, journals, tmp_path / "lake")
+    assert len(rows_of(tmp_path / "lake")) == sum(map(len, made))
+
+
 def test_a_round_that_outlived_the_retention_does_not_commit(tmp_path, monkeypatch):
     make(tmp_path / "j", 100)
     monkeypatch.setattr(archiving, "ROUND_S", -1.0)
@@ -489,9 +530,13 @@ def test_places_that_cannot_be_a_lake_are_told(tmp_path):
     make(tmp_path / "j", 10)
     for where, text in (
         ("hdfs://host/x", "cannot be at hdfs"), ("file://host/x", "three slashes"), (str(tmp_path / "a%20b"), "escape"),
+        ("dbfs:/x", "cannot be at dbfs"), ("", "is empty"), ("s3://", "no bucket"), (str(tmp_path / "a\\b"), "slash"),
     ):  # fmt: skip
         with pytest.raises(InvalidArgument, match=text):
             lake.archive(None, str(tmp_path / "j"), where)
+    assert os.listdir(tmp_path) == ["j"]
+    lake.archive(None, str(tmp_path / "j"), f"file:{tmp_path}/as hadoop prints it")
+    assert lake.info(tmp_path / "as hadoop prints it").rows == 10
     with pytest.raises(InvalidArgument, match="is not a lake"):
         lake.info(tmp_path / "nothing")
     DeltaTable.create(str(tmp_path / "other"), pyarrow.schema([("a", pyarrow.int64())]))

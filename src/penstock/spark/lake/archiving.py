@@ -127,8 +127,9 @@ def _write(
     pieces = [piece for span in spans for piece in planning.cover(span)]
     ranges = planning.tasks(pieces, parallel(spark))
     planning.check_plan(ranges, spans)  # a position left out here would be missing from the lake for good
+    where = where.begin_round()
     work = Work(where, table.version(), tuple(ranges), from_options(given))
-    results = run(spark, work, len(ranges))
+    results = run(spark, work, len(ranges), where)
     delta.step("files written")
     files = [File(**file) for result in results for file in result["files"]]
     try:

@@ -115,7 +115,8 @@ def _merge(spark: SparkSession | None, where: Store, table: Any, groups: list[li
     named = tuple(
         (group[0]["partition"]["date"].isoformat(), tuple(action["path"] for action in group)) for group in groups
     )
-    results = run(spark, Merge(where, table.version(), named), len(named))
+    where = where.begin_round()
+    results = run(spark, Merge(where, table.version(), named), len(named), where)
     files = [File(**file) for result in results for file in result["files"]]
     try:
         for result, group in zip(results, groups, strict=True):

@@ -19,7 +19,7 @@ from penstock.errors import CapacityError, CorruptionError, InvalidArgument, Pen
 from penstock.printable import command
 from penstock.spark.lake import schema
 from penstock.spark.lake.files import File
-from penstock.spark.lake.store import LOG, Store
+from penstock.spark.lake.store import LOG, VERSION_1, Store
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -78,7 +78,7 @@ def _no_answer(where: Store, error: OSError) -> StateError:
 def has_version_1(where: Store) -> bool:
     """Whether there is an archive of version 1 that has not been taken over completely."""
     path = where.path
-    return path is not None and (path / "_penstock" / "manifest.json").exists()
+    return path is not None and (path / VERSION_1).exists()
 
 
 def _version_1_hint(where: Store) -> str:

@@ -140,7 +140,7 @@ def sorted_parts(table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
 
 def write_file(where: Store, table: pyarrow.Table, day: str) -> File:
     """One file of the lake."""
-    name = f"date={day}/{uuid.uuid4().hex}.parquet"
+    name = f"date={day}/{where.prefix}{uuid.uuid4().hex}.parquet"
     with where.create(name) as stream:
         with pyarrow.parquet.ParquetWriter(
             stream, table.schema, compression="zstd", compression_level=1, store_schema=False,

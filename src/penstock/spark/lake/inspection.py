@@ -20,6 +20,7 @@ LEAST_RETENTION_H = 1
 RETENTION_H = 168
 _ENTRY = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
+_OWN_FILE = re.compile(r"date=\d{4}-\d\d-\d\d/[^/]+\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +124,13 @@ def vacuum(
     table = delta.open_table(where)
     delta.check_ours(table, where)
     delta.secure(where, table.version())  # if an unsynced entry were lost, the files it removed would be needed again
-    taken: list[str] = table.vacuum(hours, dry_run=dry_run, enforce_retention_duration=False, full=True)
-    if not dry_run:
-        after = delta.open_table(where)
-        delta.secure(where, after.version())
-    return taken
+    found: list[str] = table.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
+    # deltalake would delete everything that the table does not name, also what somebody else put there.
+    taken = [name for name in found if _OWN_FILE.fullmatch(name)]
+    if dry_run:
+        return taken
+    where.delete(taken)
+    return [name for name, size in where.sizes(taken).items() if size is None]
 
 
 def verify(

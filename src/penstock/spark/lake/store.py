@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -19,6 +20,8 @@ from penstock.errors import InvalidArgument, nearest
 
 LOG = "_delta_log"
 SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+VERSION_1 = "_penstock/manifest.json"  # of an archive of version 1
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # Hadoop prints local paths as file:/directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class Store:
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
+    prefix: str = ""  # of the names of files that are written in this round
 
     @property
     def path(self) -> Path | None:
@@ -38,15 +42,25 @@ class Store:
         path = self.path
         if path is None:
             return
+        self._check_empty(path)
         missing = [part for part in (path / LOG, path, *path.parents) if not part.exists()]
         path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the mode applies to the last directory only
         (path / LOG).mkdir(mode=0o700, exist_ok=True)
         for part in missing:
             sync(part.parent)
 
+    def _check_empty(self, path: Path) -> None:
+        """Raise ``InvalidArgument`` for a directory that holds something else: a lake is alone in its directory."""
+        with contextlib.suppress(FileNotFoundError):
+            others = [name for name in sorted(os.listdir(path)) if not name.startswith((".", "_", "date="))]
+            others = [name for name in others if name != "lost+found"]  # at the top of a file system
+            if others and not (path / VERSION_1).exists():
+                text = f"{path} is no lake, and it is not empty (there is {others[0]!r}): name a new directory"
+                raise InvalidArgument(text)
+
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Any]:
-        """A new file to write to; its bytes are on disk when the block ends."""
+        """A new file to write to; its bytes are on disk when the block ends. If the block fails, there is none."""
         path = self.path
         if path is None:
             with self.filesystem().open_output_stream(name) as stream:
@@ -55,9 +69,28 @@ class Store:
         target = path / name
         target.parent.mkdir(mode=0o700, exist_ok=True)
         with target.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException as error:
+                target.unlink(missing_ok=True)  # on a full disk the next round needs its room
+                if isinstance(error, OSError) and error.filename is None:
+                    raise OSError(error.errno or 0, error.strerror or str(error), str(target)) from error
+                raise
+
+    def begin_round(self) -> Store:
+        """The same store, for tasks whose files can be found again should one of them fail."""
+        return replace(self, prefix=f"{secrets.token_hex(8)}-")
+
+    def forget_round(self, kept: Iterable[str] = ()) -> None:
+        """Delete the files of this round but those ``kept``: a task failed, or ran twice. Object stores leave it to
+        ``vacuum``.
+        """
+        path = self.path
+        if path is not None and self.prefix:
+            names = {str(file.relative_to(path)) for file in path.glob(f"date=*/{self.prefix}*.parquet")}
+            self.delete(names - set(kept))
 
     def replace(self, name: str, data: bytes) -> None:
         """Write a whole file in place of the one of that name, if any: readers see the old bytes or the new ones."""
@@ -134,17 +167,22 @@ def store(where: str | os.PathLike[str] | Store, options: Mapping[str, str] | No
     if isinstance(where, Store):
         return where
     text = os.fspath(where)
-    scheme = urlsplit(text).scheme if "://" in text else ""
+    if not text.strip():
+        raise InvalidArgument("a lake needs a directory or an object store's address, and this is empty")
+    found = _SCHEME.match(text)
+    scheme, parts = found[1].lower() if found else "", urlsplit(text)
     if scheme == "file":
-        parts = urlsplit(text)
         if parts.netloc not in ("", "localhost") or not parts.path:
             raise InvalidArgument(f"{text!r} names a host; a local directory has three slashes: file:///directory")
         text, scheme = unquote(parts.path), ""
     if scheme and scheme not in SCHEMES:
-        raise InvalidArgument(f"a lake cannot be at {scheme}://; {nearest(scheme, ('file', *SCHEMES))}")
+        raise InvalidArgument(f"a lake cannot be at {scheme}:/; {nearest(scheme, ('file', *SCHEMES))}")
+    if scheme and not parts.netloc:
+        raise InvalidArgument(f"{text!r} names no bucket: {scheme}://BUCKET/FOLDER")
     place = text if scheme else os.path.abspath(text)
-    if "%" in place and not scheme:
-        raise InvalidArgument(f"a lake cannot be at {place}: delta-rs reads % in a path as an escape")
+    for letter, meaning in (("%", "an escape"), ("\\", "a slash")):
+        if letter in place and not scheme:
+            raise InvalidArgument(f"a lake cannot be at {place}: delta-rs reads {letter} in a path as {meaning}")
     if scheme and options is None:  # executors need the credentials from this process's environment
         options = {key: value for key, value in os.environ.items() if key.startswith(("AWS_", "GOOGLE_", "AZURE_"))}
     return Store(place, dict(options or {}))

@@ -88,7 +88,8 @@ def take_over(spark: SparkSession | None, where: Store) -> int:
         if table.transaction_version(MARK) is not None:
             break
         groups = tuple(tuple(group) for group in _groups(old))
-        results = run(spark, Rewrite(where, table.version(), groups), len(groups))
+        where = where.begin_round()
+        results = run(spark, Rewrite(where, table.version(), groups), len(groups), where)
         files = [File(**file) for result in results for file in result["files"]]
         rows = sum(file.rows for file in files)
         if not rows == sum(result["rows"] for result in results) == old.rows:

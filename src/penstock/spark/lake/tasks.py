@@ -11,16 +11,30 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow
 
+from penstock.spark.lake.store import Store
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Task = Callable[[int], dict[str, Any]]
 
 
-def run(spark: SparkSession | None, task: Task, count: int) -> list[dict[str, Any]]:
-    """The results of ``task(number)`` for each number below ``count``, in that order."""
+def run(spark: SparkSession | None, task: Task, count: int, where: Store) -> list[dict[str, Any]]:
+    """The results of ``task(number)`` for each number below ``count``, in that order. The only files of the round that
+    remain are those that the results name: none if a task failed, and of one that ran twice those of one run.
+    """
     if count == 0:
         return []
+    try:
+        results = _run(spark, task, count)
+    except BaseException:
+        where.forget_round()
+        raise
+    where.forget_round(file["name"] for result in results for file in result["files"])
+    return results
+
+
+def _run(spark: SparkSession | None, task: Task, count: int) -> list[dict[str, Any]]:
     if spark is None:
         with ThreadPoolExecutor(min(count, os.cpu_count() or 1), "penstock-lake") as pool:
             return list(pool.map(task, range(count)))
