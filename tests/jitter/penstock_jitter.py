@@ -30,10 +30,10 @@ VARIABLE = "PENSTOCK_JITTER"
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FOLDERS = (f"{ROOT}/src/penstock/", f"{ROOT}/tests/")
-SHARE = 16
+SHARE = 32
 TIMES = 2
-PAUSE_S = (0.01, 0.06)  # longer than a look of the tests' `until` takes
-START_S = (0.0, 0.3)  # of a program
+PAUSE_S = (0.01, 0.03)  # longer than a look of the tests' `until` takes
+START_S = (0.0, 0.1)  # of a program
 
 _pauses = random.Random()
 _passed: Counter[tuple[str, int]] = Counter()
