@@ -1,7 +1,8 @@
-"""The tests under six conditions, one after the other: what a release must pass. ``make steady [PART=loaded]``.
+"""The tests under seven conditions, one after the other: what a release must pass. ``make steady [PART=loaded]``.
 
 ``quiet``: as they are. ``loaded``: beside four busy processes. ``one-core``: pinned to one. ``slow-disk``: every sync
-20 ms slower. ``shuffled``: in random order (the seed is in the log). ``other-user``: as nobody, when started by root
+20 ms slower. ``shuffled``: in random order (the seed is in the log). ``jitter``: threads pause at lines that a seed
+chooses (``PENSTOCK_JITTER``, else one of today's; ``tests/jitter``). ``other-user``: as nobody, when started by root
 (a Python in a folder that is root's alone is shown to nobody in a mount namespace).
 Arguments after the part's name go to pytest. Each part's output is kept in ``build/steady``.
 """
@@ -89,6 +90,13 @@ def shuffled() -> Iterator[Added]:
 
 
 @contextlib.contextmanager
+def jitter() -> Iterator[Added]:
+    seed = os.environ.get("PENSTOCK_JITTER") or str(int(time.time() // 86400))
+    print(f"jitter      PENSTOCK_JITTER={seed}", flush=True)
+    yield [], [], {"env": {**os.environ, "PENSTOCK_JITTER": seed}}
+
+
+@contextlib.contextmanager
 def other_user() -> Iterator[Added]:
     if os.geteuid() != 0:
         raise LeftOut("only root can become another user; the other parts were run as one")
@@ -117,7 +125,7 @@ def root_alone(path: Path) -> Path | None:
 
 PARTS: dict[str, Callable[[], contextlib.AbstractContextManager[Added]]] = {
     "quiet": quiet, "loaded": loaded, "one-core": one_core, "slow-disk": slow_disk, "shuffled": shuffled,
-    "other-user": other_user,
+    "jitter": jitter, "other-user": other_user,
 }  # fmt: skip
 
 

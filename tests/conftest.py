@@ -15,6 +15,7 @@ import pytest
 from _pytest.mark.expression import Expression
 
 from tests import leftovers, promises
+from tests.jitter import penstock_jitter
 
 #: The folders of each group of tests, which run beside each other: most of them wait, for programs or for a server.
 GROUPS = {
@@ -55,6 +56,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[leftovers.MARK] = Path(os.environ["PENSTOCK_SHM_DIR"]).name
     # Processes that tests kill are no deaths of the user's.
     os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix=f"penstock-test-state-{os.getpid()}-")
+    if os.environ.get(penstock_jitter.VARIABLE):
+        penstock_jitter.disturb_tests()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if os.environ.get(penstock_jitter.VARIABLE):
+        penstock_jitter.begin_test(item.nodeid)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

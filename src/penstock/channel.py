@@ -557,11 +557,11 @@ class Subscriber(Handle, Generic[T]):
         """The function of ``on_message=`` has failed at it. Where a reach has redelivery, it comes again."""
 
     def _note_failure(self, what: str) -> None:
-        self._failures += 1
         now = time.monotonic_ns()
         if not self._told_ns or now - self._told_ns >= LOG_FAILURES_S * 1e9:
             self._told_ns = now
-            logger.exception("%r: %s (%d times so far)", self, what, self._failures)
+            logger.exception("%r: %s (%d times so far)", self, what, self._failures + 1)
+        self._failures += 1  # after the line: whoever sees the number finds the reason
 
     @property
     def errors(self) -> int:

@@ -180,8 +180,8 @@ class Flow:
             except Exception as error:
                 if not note:
                     raise
-                self.failure = error
                 logger.error("%r: what was published last is not on disk: %s", self, error)
+                self.failure = error
             finally:
                 self.committed.set()
 
@@ -199,8 +199,8 @@ class Flow:
         try:
             self._give_back()
         except BaseException as error:
-            self.end_error = error
             logger.error("%r did not end well: %s", self, error)
+            self.end_error = error
         finally:
             _flows.discard(self)
             _forgotten.discard(self)

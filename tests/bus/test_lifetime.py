@@ -126,7 +126,7 @@ def test_publishing_in_a_signal_handler_under_load(mode: str) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     try:
         deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or sent[2] <= 50:
             bus.publish(b"load", 1)
             sent[1] += 1
     finally:
@@ -136,7 +136,7 @@ def test_publishing_in_a_signal_handler_under_load(mode: str) -> None:
     finished.set()
     reader.join(LONG)
     assert not reader.is_alive()
-    assert received == sent and sent[2] > 50
+    assert received == sent
     assert queue.ledger.balanced and queue.ledger.lost == 0
     assert private.ledger.balanced
     bus.close()

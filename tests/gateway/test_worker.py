@@ -20,18 +20,20 @@ def test_a_batch_that_has_just_left_the_queue_still_waits() -> None:
             broker.add_module(module)
         broker.add_link(source, sink)
         worker = broker.worker_of(sink)
-        taken, gate = threading.Event(), threading.Event()
+        armed, taken, gate = threading.Event(), threading.Event(), threading.Event()
         read_many = worker.queue.read_many
 
         def slowly(*arguments: Any) -> Any:
             batch = read_many(*arguments)
-            taken.set()
-            assert gate.wait(LONG)
+            if armed.is_set():
+                taken.set()
+                assert gate.wait(LONG)
             return batch
 
         worker.queue.read_many = slowly  # type: ignore[method-assign]
         broker.publish(source, GatewayMessage(b"ends the read that waits"))
         eventually(lambda: sink.got == [b"ends the read that waits"] and worker.idle)
+        armed.set()
         broker.publish(source, GatewayMessage(b"in hand"))
         assert taken.wait(LONG)
         assert worker.waiting == 1 and not worker.idle

@@ -218,9 +218,9 @@ class Bridge:
         try:
             self.run()
         except BaseException as error:
-            self._failure = error
-            self._counters.add("errors", 1)
             logger.error("%r ended: %s: %s", self, type(error).__name__, error)
+            self._failure = error
+            self._counters.add("errors", 1)  # after the line: whoever sees the number finds the reason
         finally:
             self._ended.set()
 

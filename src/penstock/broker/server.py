@@ -465,11 +465,11 @@ class Server:
             if error.errno not in OTHER_LEADS:  # of a replicated store: an ordinary take-over
                 log.critical("the journal failed and must be opened again: %s", error)
             raise error
-        self.failures += 1
         now = time.monotonic()
         if now - self._told_failure > TELL_FAILURE_S:
             self._told_failure = now
             log.error("nothing can be stored now: %s", error)
+        self.failures += 1  # after the line: whoever sees the number finds the reason
         self.broker.wants_room = self.broker.wants_room or full
         text = f"nothing was stored: {'the disk is full' if full else error.strerror or error}"
         code = "full" if full else "unavailable"

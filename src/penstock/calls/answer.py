@@ -274,8 +274,8 @@ class Server(Handle):
             except (PenstockError, OSError) as error:
                 if self._closed.is_set():
                     return
-                self._counters.add("errors")
                 logger.warning("%s: %s", self.address, error)
+                self._counters.add("errors")  # after the line: whoever sees the number finds the reason
                 self._closed.wait(0.1)
                 continue
             if request is None:
@@ -328,14 +328,14 @@ class Server(Handle):
             self._answer(request, Kind.ANSWER, payload)
         except (PenstockError, OSError) as error:
             if not self._closed.is_set():
-                self._counters.add("errors")
                 logger.warning("%s: an answer could not be sent: %s", self.address, error)
+                self._counters.add("errors")
 
     def _fail(self, request: Request, error: BaseException) -> None:
-        self._counters.add("errors")
         if not self._failure_logged:
             self._failure_logged = True
             logger.warning("%s: a call failed; from now on failures are only counted", self.address, exc_info=error)
+        self._counters.add("errors")
         if not request._done and not self._closed.is_set():
             # the server was closed meanwhile, or the client cannot be reached
             with contextlib.suppress(PenstockError, OSError):

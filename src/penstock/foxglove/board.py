@@ -65,11 +65,11 @@ class Shown:
         refused = self.send(message, place)
         if refused is None:
             return
-        self.failures += 1
         now = time.monotonic()
         if not self._told_at or now - self._told_at >= LOG_FAILURES_S:
             self._told_at = now
-            logger.warning("%s: a message is not shown: %s (%d so far)", self.source, refused, self.failures)
+            logger.warning("%s: a message is not shown: %s (%d so far)", self.source, refused, self.failures + 1)
+        self.failures += 1  # after the line: whoever sees the number finds the reason
 
     def send(self, message: Any, place: Place | None = None) -> str | None:
         """Send it to the viewers; the reason if it does not match its schema. A text: the error itself would keep the

@@ -820,9 +820,10 @@ def force(workers: Sequence[Worker]) -> None:
 
 def log_failure(worker: Worker, step: str, error: BaseException) -> None:
     """The default reaction to a failure: the first one is logged, all are counted."""
-    if worker.failed <= 1:
+    if worker.failed == 0:
         log.error("module %r failed in %s: %s", worker.name, step, reason_of(error))
         log.debug("module %r: where it failed", worker.name, exc_info=error)
+    worker.count_failure()  # after the line: whoever sees the number finds the reason
 
 
 def _after_fork() -> None:

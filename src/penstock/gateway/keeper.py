@@ -115,13 +115,14 @@ class Keeper:
         """A step of a module failed: report it, and restart the module if its policy says so."""
         kept = self._kept.get(id(worker.module))
         if kept is None:
+            worker.count_failure()
             return
         if step == "receive" and getattr(worker.module, "dead", None) is not None:
             step = "process"  # the process died, which is why the message could not be passed to it
         if step in ("receive", "start", "run", "process") and not (step == "receive" and kept.keeps_state):
             self._restart(kept, worker, step, error)
         else:
-            self._report_failure(kept, step, error)
+            self._report_failure(kept, worker, step, error)
             kept.supervisor.failures += 1
 
     def start(self, worker: Worker) -> None:
@@ -146,11 +147,11 @@ class Keeper:
                 raise
 
     def _start_failed(self, worker: Worker, error: BaseException) -> None:
-        """Count and report a failed start, and restart by the policy, after the thread that waits for the start has got
-        its error.
-        """
-        worker.count_failure()
-        worker.post(lambda: self.failed(worker, "start", error))
+        """Report a failed start, and restart by the policy after the thread that waits for the start has its error."""
+        kept = self._kept.get(id(worker.module))
+        if kept is not None:
+            self._report_failure(kept, worker, "start", error)
+            worker.post(lambda: self._restart(kept, worker, "start", error, reported=True))
 
     def _watch(self, kept: Kept) -> None:
         module = kept.module
@@ -167,10 +168,10 @@ class Keeper:
         except BrokerError:
             return False
         if isinstance(error, MessageFailed):
+            self._note(kept, worker, "buffer" if error.lost else "receive", error)
             if error.lost:
                 worker.lose_stored(error.lost)
             worker.give_back(error.given_back, error)
-            self._note(kept, worker, "buffer" if error.lost else "receive", error)
         elif isinstance(error, StepFailed) and error.step != "start":
             self._note(kept, worker, error.step, error)
         else:
@@ -180,36 +181,36 @@ class Keeper:
         return True
 
     def _note(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
-        """Count and report a failure, without a restart."""
-        worker.count_failure()
-        self._report_failure(kept, step, error)
+        """Report and count a failure, without a restart."""
+        self._report_failure(kept, worker, step, error)
         kept.supervisor.failures += 1
 
     def _handle_outside(self, kept: Kept, worker: Worker, module: Any, step: str, error: BaseException) -> None:
         # Otherwise its worker has noticed and counted it before, or the module was ending anyway.
         if kept.module is module and worker.life in (Life.MADE, Life.RUNNING):
-            if not isinstance(error, EndedByFailure):
-                worker.count_failure()
             self.failed(worker, step, error)
 
-    def _restart(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
-        """Report, wait, create again; as often as the policy says."""
+    def _restart(self, kept: Kept, worker: Worker, step: str, error: BaseException, reported: bool = False) -> None:
+        """Report, unless that was done, wait, create again; as often as the policy says."""
         worker.busy_since = None  # waiting for a restart is not being stuck
         module = kept.module
         worker.owed = len(module.unhandled()) if hasattr(module, "unhandled") and not module.accounted else 0
         try:
-            self._restart_by_policy(kept, worker, step, error)
+            self._restart_by_policy(kept, worker, step, error, reported)
         finally:
             worker.owed = 0
 
-    def _restart_by_policy(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
+    def _restart_by_policy(
+        self, kept: Kept, worker: Worker, step: str, error: BaseException, reported: bool
+    ) -> None:
         # The message that a dead process was handling counts as lost at once, not when the next process is started.
         kept.left = self._unhandled(kept, worker) if getattr(kept.module, "dead", None) is not None else None
         while True:
             if isinstance(error, EndedByFailure):
                 kept.supervisor.failures -= 1  # it was counted and reported when it happened
-            else:
-                self._report_failure(kept, step, error)
+            elif not reported:
+                self._report_failure(kept, worker, step, error)
+            reported = False
             delay_s = kept.supervisor.failed(time.monotonic())
             ending = delay_s is None or worker.wait_to_restart(delay_s)
             if kept.module is None:
@@ -234,8 +235,7 @@ class Keeper:
             if hasattr(kept.module, "destroy"):
                 worker.call(kept.module.destroy)
         except Exception as error:
-            worker.failed += 1
-            self._report_failure(kept, "destroy", error)
+            self._report_failure(kept, worker, "destroy", error)
         finally:
             worker.busy_since = None
 
@@ -307,8 +307,8 @@ class Keeper:
         module.accounted = True
         lost = module.sent - module.handled - len(left)
         if lost:
-            self._count_lost(worker, lost)
             log.error("module %r: %d message was in hand when its process ended; it is lost", kept.shown, lost)
+            self._count_lost(worker, lost)
         return left
 
     def _count_lost(self, worker: Worker, count: int) -> None:
@@ -325,19 +325,24 @@ class Keeper:
             if hasattr(module, "unhandled") and not module.accounted and (left is None or module.sent > 0):
                 module.kill()
                 left = self._unhandled(kept, worker)
-            if not worker.over:
-                worker.life = Life.FAILED
-                worker.counters.state("failed")
         if left:
-            self._count_lost(worker, len(left))
             log.error("module %r: %d messages that its process had not handled are lost", kept.shown, len(left))
+            self._count_lost(worker, len(left))
+        if kept.supervisor.gave_up:
+            log.error("module %r failed %d times; it is not started again", kept.shown, kept.supervisor.failures)
+        # after the lines: whoever sees the state finds the reason
+        if step not in {"receive", "run"} and not worker.over:
+            worker.life = Life.FAILED
+            worker.counters.state("failed")
         if kept.supervisor.gave_up:
             worker.counters.state("given up")
-            log.error("module %r failed %d times; it is not started again", kept.shown, kept.supervisor.failures)
 
-    def _report_failure(self, kept: Kept, step: str, error: BaseException) -> None:
+    def _report_failure(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
+        """Log it, count it, tell it, in this order: whoever sees the number or the event finds what came before."""
         if kept.throttle.error("module %r failed in %s: %s", kept.shown, step, reason_of(error)):
             log.debug("module %r: where it failed", kept.shown, exc_info=error)
+        if not isinstance(error, EndedByFailure):  # it was counted when it happened
+            worker.count_failure()
         self._tell(Event.MODULE_FAILED, (kept.shown, step, error))
 
     # ---- the thread
@@ -366,12 +371,13 @@ class Keeper:
                     step, seconds = "no call, and its process stands still while messages wait,", still_s
             is_stuck = kept.stuck_after_s is not None and seconds > kept.stuck_after_s
             if is_stuck and not worker.stuck:
-                worker.counters.state(f"stuck in {step}".rstrip(","))
                 log.warning("module %r has been in %s for %.1f s", kept.shown, step, seconds)
+                worker.counters.state(f"stuck in {step}".rstrip(","))
+                worker.stuck = True  # before it is told
                 self._tell(Event.MODULE_STUCK, (kept.shown, seconds))
                 if hasattr(kept.module, "seconds_in_hand"):
                     log.error("module %r: its process is killed", kept.shown)
                     kept.module.kill()
             elif worker.stuck and not is_stuck:
                 worker.counters.state("")
-            worker.stuck = is_stuck
+                worker.stuck = False

@@ -35,7 +35,7 @@ from penstock._core.gateway import GatewayMessage, Port
 from penstock.bus import QueueSubscriber
 from penstock.errors import ClosedError
 from penstock.gateway.bounds import Bound
-from penstock.gateway.errors import EndedByFailure, reason_of
+from penstock.gateway.errors import reason_of
 from penstock.gateway.filters import Predicate
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
 from penstock.gateway.losses import note_loss, number_aside
@@ -552,10 +552,9 @@ class Worker:
             except _Abandoned:
                 raise
             except Exception as error:
-                self.counters.add("errors")
+                self._on_failure(self, "queue", error)
                 self.counters.state("its queue failed")
                 self.life = Life.QUIET
-                self._on_failure(self, "queue", error)
         else:
             self._woken.wait()
             self._woken.clear()
@@ -924,8 +923,8 @@ class Worker:
         try:
             output.port.publish(message.with_properties({**message.properties, **told}))
         except Exception:
-            self._count_given_up()
             log.exception("module %r: a dead letter was refused", self.name)
+            self._count_given_up()
 
     def _count_given_up(self) -> None:
         """Count it as lost. Its link allows that, so its source must not send it again (no loss is noted)."""
@@ -992,9 +991,8 @@ class Worker:
     def _fail(self, step: str, error: BaseException) -> None:
         if self.life is Life.ABANDONED:
             raise _Abandoned from error
-        if not isinstance(error, EndedByFailure):
-            self.count_failure()
         if isinstance(error, ClosedError) and self.queue.closed:
+            self.count_failure()
             return  # it was ordered to end while it was publishing
         try:
             self._on_failure(self, step, error)

@@ -66,10 +66,10 @@ class _Mqtt(Module):
 
     def _tell(self, what: str) -> None:
         """Report a failure, after which the client tries again by itself."""
-        self._known.set()
         if self.on_failure is not None:
             c = self.configuration
             self.on_failure(StepFailed(f"{c['host']}:{c['port']} {what}", "run"))
+        self._known.set()  # after the report: whoever waits for it finds the reason
 
     def kill(self) -> None:
         """Disconnect at once: another client may take over the session."""
