@@ -50,7 +50,8 @@ PyObject *subscriber_counts(PyObject *object, PyObject *) {
         Py_XDECREF(count);
     }
     if (!dropped) return nullptr;
-    return Py_BuildValue("KKNK", c->matched.get(), c->delivered.get(), dropped, c->errors.get());
+    return Py_BuildValue("KKNKK", c->matched.get(), c->delivered.get(), dropped, c->errors.get(),
+                         static_cast<unsigned long long>(handle->delivered_past()));
 }
 
 PyObject *subscriber_tell_drops(PyObject *object, PyObject *argument) {

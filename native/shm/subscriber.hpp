@@ -97,6 +97,7 @@ class Subscriber {
 
     // Updates `matched`: what was published since joining, read or not. `alone`: no thread waits for a message.
     void update_counters(bool alone = false);
+    std::uint64_t delivered_past() const { return history_; }
     std::string why_limit() const;
 
    private:

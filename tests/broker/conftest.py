@@ -60,6 +60,16 @@ class Wire:
         line, _, self.buffer = self.buffer.partition(b"\n")
         return line.decode()
 
+    def stored(self, first: int, last: int) -> None:
+        """A row of PUBs is answered, by one OK or by several: as many as the broker took turns."""
+        at = first
+        while at <= last:
+            answer = self.line()
+            begin, _, end = answer.removeprefix("OK ").partition("-")
+            assert answer.startswith("OK ") and int(begin) == at, answer
+            at = int(end or begin) + 1
+        assert at == last + 1, answer
+
     def hello(self, options: str = "") -> Wire:
         self.send(f"HELLO 1 {options}".encode() + b"\n")
         assert self.line().startswith("HELLO 1 journal=")

@@ -134,4 +134,4 @@ def test_nothing_is_waited_for_from_a_consumer_that_has_ended_and_then_reset(
         wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         wire.close()
         until(lambda: consumer.descriptor not in server.connections, "none will come")
-    assert client.queues()[0]["depth"] == 1
+        assert client.queues()[0]["depth"] == 1

@@ -17,10 +17,8 @@ from .conftest import Wire, until
 def test_replies_come_in_the_order_asked(wire: Callable[[], Wire]) -> None:
     connection = wire().hello()
     connection.send(b"PUB a 1\nxPUB a 1\ny\nPING\nPUB b 1\nzQUEUE q topics=a\nPEERS a\nPUB a 0\nPING\n")
-    found = [connection.line() for _ in range(6)]
-    assert found[:5] == ["OK 1-2", "PONG", "OK 3", "OK", "PEERS 1 0"]
-    assert found[5] == "OK 4"
-    assert connection.line() == "PONG"
+    connection.stored(1, 2)
+    assert [connection.line() for _ in range(6)] == ["PONG", "OK 3", "OK", "PEERS 1 0", "OK 4", "PONG"]
 
 
 def test_a_confirm_covers_a_row(wire: Callable[[], Wire]) -> None:
@@ -192,7 +190,9 @@ def test_the_largest_numbers_are_taken(wire: Callable[[], Wire]) -> None:
     connection.send(b"QUEUE late topics=t from_position=%d ack_timeout_ms=%d\n" % (largest, 10**12))
     connection.send(b"ACK q 1-%d confirm\nNACK q %d delay_ms=%d\n" % (largest, largest, 10**12))
     connection.send(b"PUB t 1 delay_ms=%d\nxPUB t 1 at_ns=%d\nyPING\n" % (10**12, largest))
-    assert [connection.line() for _ in range(4)] == ["OK", "OK 0", "OK 1-2", "PONG"]
+    assert [connection.line() for _ in range(2)] == ["OK", "OK 0"]
+    connection.stored(1, 2)
+    assert connection.line() == "PONG"
     connection.send(b"PUB t 1\nz")
     assert connection.line() == "OK 3"
     assert connection.line().split()[:4] == ["MSG", "q", "t", "3"]

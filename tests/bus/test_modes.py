@@ -188,6 +188,7 @@ def test_closing_while_the_thread_waits_for_a_full_subscriber() -> None:
     queue = bus.subscribe(1, depth=1)
     for _ in range(3):
         bus.publish(b"", 1)
+    assert queue.wait(LONG)  # the thread has begun
     bus.close(timeout=0.05)
     assert queue.queued == 1 and queue.ledger.balanced
     assert bus.heap_in_use == 1

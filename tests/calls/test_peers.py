@@ -698,4 +698,5 @@ def test_what_is_no_payload_is_refused_with_its_type() -> None:
             client.call(7, 30)  # type: ignore[arg-type]
         with pytest.raises(penstock.CallFailed, match=r"an answer is bytes .*, not int"):
             client.call(b"", 30)
+        server.close()  # waits for the function, which counts after it has answered
         assert server.ledger.balanced

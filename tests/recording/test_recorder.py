@@ -430,6 +430,22 @@ def test_a_recording_of_several_channels_is_in_the_order_of_publishing(tmp_path:
     assert [topic for topic, _ in stored] == [f"t{number % 3}" for number in range(1800)]
 
 
+@pytest.mark.parametrize("later", [0, 600])
+def test_what_a_channel_held_is_stored_also_when_the_recorder_is_stopped_before_it_has_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: int
+) -> None:
+    name, stopped = channel(), threading.Event()
+    run = Recorder._run
+    monkeypatch.setattr(Recorder, "_run", lambda *given: (stopped.wait(60), run(*given)))
+    with penstock.publisher(name, slots=2048, slot_size=64) as publisher:
+        publisher.publish_many([b"x"] * 600)
+        with Recorder(Plan(tmp_path / "rec", {name: "t"})) as recorder:
+            publisher.publish_many([b"x"] * later)
+            recorder._end_reading()
+            stopped.set()
+    assert len(stored_topics(tmp_path / "rec")) == 600 + later
+
+
 def test_what_was_held_back_is_stored_in_the_order_of_publishing(tmp_path: Path) -> None:
     names = [channel() for _ in range(2)]
     plan = Plan(tmp_path / "rec", {name: f"t{number}" for number, name in enumerate(names)}, pre_buffer_s=1000)

@@ -252,10 +252,11 @@ def test_what_is_played_says_what_it_is_made_of(tmp_path: Path) -> None:
 def test_a_recording_in_parts_says_it_in_each(tmp_path: Path) -> None:
     plan = Plan(tmp_path / "run", {"shm:/types-parts": "pose"}, max_messages=40, split_bytes=200)
     with penstock.publisher("shm:/types-parts", type=Pose, slots=64) as publisher, Recorder(plan) as recorder:
+        deadline = time.monotonic() + 30
         for number in range(40):
             publisher.publish(Pose(float(number)))
-            time.sleep(0.001)
-        deadline = time.monotonic() + 30
+            while number == 20 and recorder.sources[0].messages < 20 and time.monotonic() < deadline:
+                time.sleep(0.01)  # what is read at once is stored in one part
         while recorder.running and time.monotonic() < deadline:
             time.sleep(0.01)
     parts = sorted((tmp_path / "run").iterdir())

@@ -409,8 +409,8 @@ class StreamServer(ServerLane):
         except OSError:
             return  # the client hung up before it was accepted, or no descriptor is free: then it stays in the backlog
         if len(self._peers) >= self._max_clients:
-            connection.close()
             self._warnings.warn("calls: %s: closed, %d clients are the most (max_clients)", where, self._max_clients)
+            connection.close()
             return
         prepare(connection, self._keepalive)
         if self._tls is not None:

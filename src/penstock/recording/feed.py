@@ -102,15 +102,22 @@ class Direct:
 
 
 class Slots(Direct):
-    """A feed of shared memory, whose ledger says how many messages were published."""
+    """A feed of shared memory, whose ledger says how many messages were published since subscribing.
+
+    What the channel held before comes first, and is in the ledger only when it is read.
+    """
 
     def drain(self) -> None:
-        self._published = self._subscriber.ledger.matched
+        self._published = self._since(self._subscriber.ledger.matched)
 
     @property
     def over(self) -> bool:
         ledger = self._subscriber.ledger
-        return ledger.matched - ledger.in_flight >= self._published
+        return self._since(ledger.matched - ledger.in_flight) >= max(1, self._published)
+
+    def _since(self, count: int) -> int:
+        subscriber: Any = self._subscriber
+        return count - int(subscriber.delivered_past)
 
 
 class Stored(Direct):

@@ -134,9 +134,14 @@ class Subscriber(native.Subscriber, channel.Subscriber):
     @property
     def ledger(self) -> Ledger:
         """What was published since subscribing, and what became of it."""
-        matched, delivered, dropped, _ = self._counts()
+        matched, delivered, dropped, *_ = self._counts()
         lost = sum(dropped.values())
         return Ledger(matched=matched, delivered=delivered, dropped=dropped, in_flight=matched - delivered - lost)
+
+    @property
+    def delivered_past(self) -> int:
+        """How many of the delivered messages were published before it subscribed."""
+        return self._counts()[4]
 
     @property
     def checksum_errors(self) -> int:

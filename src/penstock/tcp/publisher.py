@@ -312,8 +312,8 @@ class Publisher(PublisherContract):
             try:
                 pump = tls.serve(self._executor, connection, self._tls, name)
             except OSError as error:
-                connection.close()
                 self._warnings.warn("%s: %s closed: %s", self.address, name, error)
+                connection.close()
                 return
             self._pumps.add(pump)
             connection = pump.inner
