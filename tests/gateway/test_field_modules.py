@@ -323,6 +323,7 @@ def test_rows_go_into_a_database_and_what_is_no_row_costs_itself_alone(gateway: 
     finally:
         database.close()
     assert rows == [("source", "'; DROP TABLE t; --", 1.5, "[1]"), ("source", "'; DROP TABLE t; --", 2.0, None)]
+    eventually(lambda: told)
     assert told[0][:2] == ("out", "receive")
 
 

@@ -286,6 +286,7 @@ def test_a_process_that_hangs_is_told_killed_and_started_again(gateway: Gateway)
     worker = gateway.broker.worker_of(gateway.module("echo"))
     say(gateway, b"hang", b"goes on")
     eventually(lambda: sink.got[-1] == b"goes on")
+    eventually(lambda: told)
     assert told[0][0] == "echo"
     assert worker.lost == 1, "the message in its hand"
 
@@ -487,6 +488,7 @@ def test_a_process_that_hangs_in_start_is_told_killed_and_started_again(tmp_path
         gateway.add_link("raises", "sink")
         gateway.start()
         eventually(lambda: gateway.module("sink").got == [b"started"])
+        eventually(lambda: told)
         assert told[0][0] == "raises"
         assert gateway.supervisor("raises").restarts == 1
 

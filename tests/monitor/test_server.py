@@ -292,12 +292,10 @@ def test_the_command_serves_and_ends_cleanly(number: signal.Signals) -> None:
                 break
             except urllib.error.URLError:
                 assert time.monotonic() < deadline
-        events = threading.Thread(target=lambda: get(url + "api/events"), daemon=True)
-        events.start()  # a page that stays open must not keep the service from ending
-        running.send_signal(number)
-        _, err = running.communicate(timeout=60)
+        with urllib.request.urlopen(url + "api/events", timeout=30):  # an open page keeps it not from ending
+            running.send_signal(number)
+            _, err = running.communicate(timeout=60)
         assert running.returncode == 0 and "Traceback" not in err, err
-        events.join(30)
     finally:
         running.kill()
         running.wait()

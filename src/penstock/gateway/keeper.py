@@ -122,8 +122,7 @@ class Keeper:
         if step in ("receive", "start", "run", "process") and not (step == "receive" and kept.keeps_state):
             self._restart(kept, worker, step, error)
         else:
-            self._report_failure(kept, worker, step, error)
-            kept.supervisor.failures += 1
+            self._note(kept, worker, step, error)
 
     def start(self, worker: Worker) -> None:
         """Start a module, on its worker's thread; raises what ``start`` raises, and handles the failure afterwards."""
@@ -150,8 +149,8 @@ class Keeper:
         """Report a failed start, and restart by the policy after the thread that waits for the start has its error."""
         kept = self._kept.get(id(worker.module))
         if kept is not None:
-            self._report_failure(kept, worker, "start", error)
-            worker.post(lambda: self._restart(kept, worker, "start", error, reported=True))
+            self._log_failure(kept, worker, "start", error)
+            worker.post(lambda: self._restart(kept, worker, "start", error, logged=True))
 
     def _watch(self, kept: Kept) -> None:
         module = kept.module
@@ -182,36 +181,38 @@ class Keeper:
 
     def _note(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
         """Report and count a failure, without a restart."""
-        self._report_failure(kept, worker, step, error)
+        self._log_failure(kept, worker, step, error)
         kept.supervisor.failures += 1
+        self._tell(Event.MODULE_FAILED, (kept.shown, step, error))
 
     def _handle_outside(self, kept: Kept, worker: Worker, module: Any, step: str, error: BaseException) -> None:
         # Otherwise its worker has noticed and counted it before, or the module was ending anyway.
         if kept.module is module and worker.life in (Life.MADE, Life.RUNNING):
             self.failed(worker, step, error)
 
-    def _restart(self, kept: Kept, worker: Worker, step: str, error: BaseException, reported: bool = False) -> None:
-        """Report, unless that was done, wait, create again; as often as the policy says."""
+    def _restart(self, kept: Kept, worker: Worker, step: str, error: BaseException, logged: bool = False) -> None:
+        """Report, wait, create again; as often as the policy says."""
         worker.busy_since = None  # waiting for a restart is not being stuck
         module = kept.module
         worker.owed = len(module.unhandled()) if hasattr(module, "unhandled") and not module.accounted else 0
         try:
-            self._restart_by_policy(kept, worker, step, error, reported)
+            self._restart_by_policy(kept, worker, step, error, logged)
         finally:
             worker.owed = 0
 
-    def _restart_by_policy(
-        self, kept: Kept, worker: Worker, step: str, error: BaseException, reported: bool
-    ) -> None:
+    def _restart_by_policy(self, kept: Kept, worker: Worker, step: str, error: BaseException, logged: bool) -> None:
         # The message that a dead process was handling counts as lost at once, not when the next process is started.
         kept.left = self._unhandled(kept, worker) if getattr(kept.module, "dead", None) is not None else None
         while True:
-            if isinstance(error, EndedByFailure):
+            known = isinstance(error, EndedByFailure)
+            if known:
                 kept.supervisor.failures -= 1  # it was counted and reported when it happened
-            elif not reported:
-                self._report_failure(kept, worker, step, error)
-            reported = False
+            elif not logged:
+                self._log_failure(kept, worker, step, error)
+            logged = False
             delay_s = kept.supervisor.failed(time.monotonic())
+            if not known:
+                self._tell(Event.MODULE_FAILED, (kept.shown, step, error))
             ending = delay_s is None or worker.wait_to_restart(delay_s)
             if kept.module is None:
                 return  # it was replaced meanwhile
@@ -235,7 +236,8 @@ class Keeper:
             if hasattr(kept.module, "destroy"):
                 worker.call(kept.module.destroy)
         except Exception as error:
-            self._report_failure(kept, worker, "destroy", error)
+            self._log_failure(kept, worker, "destroy", error)
+            self._tell(Event.MODULE_FAILED, (kept.shown, "destroy", error))
         finally:
             worker.busy_since = None
 
@@ -337,13 +339,12 @@ class Keeper:
         if kept.supervisor.gave_up:
             worker.counters.state("given up")
 
-    def _report_failure(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
-        """Log it, count it, tell it, in this order: whoever sees the number or the event finds what came before."""
+    def _log_failure(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
+        """Log it, then count it; its event is told last: whoever sees the one finds what came before."""
         if kept.throttle.error("module %r failed in %s: %s", kept.shown, step, reason_of(error)):
             log.debug("module %r: where it failed", kept.shown, exc_info=error)
         if not isinstance(error, EndedByFailure):  # it was counted when it happened
             worker.count_failure()
-        self._tell(Event.MODULE_FAILED, (kept.shown, step, error))
 
     # ---- the thread
 
