@@ -154,7 +154,8 @@ bool Outlet::remove(std::uint64_t id) {
 
 // A peer that acknowledges nothing although data was sent is behind a cut cable. One that reads nothing but is alive
 // still answers the probes of its closed window: it is only slow. Those probes become rarer and rarer, so the time of
-// the last answer proves nothing; a probe that stays unanswered does (an answer resets their number to 0).
+// the last answer proves nothing; a probe that stays unanswered does (an answer resets their number to 0). Without a
+// route, as when this machine's own cable was pulled, repeats fail and do not count as sent: their number tells.
 std::size_t Outlet::drop_silent(std::uint32_t timeout_ms) {
     Lock lock(mutex_);
     std::vector<PeerPtr> silent;
@@ -164,11 +165,10 @@ std::size_t Outlet::drop_silent(std::uint32_t timeout_ms) {
         if (::getsockopt(peer->fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;
         const std::int64_t now = monotonic_ns();
         const std::int64_t last_answer = now - std::int64_t{info.tcpi_last_ack_recv} * 1'000'000;
-        if (!info.tcpi_probes) peer->probed_ns = 0;
-        else if (!peer->probed_ns || last_answer > peer->probed_ns) peer->probed_ns = now;
-        const bool unacknowledged = info.tcpi_unacked > 0 && info.tcpi_last_ack_recv > timeout_ms && info.tcpi_last_data_sent > 0;
-        const bool unanswered = peer->probed_ns && now - peer->probed_ns > std::int64_t{timeout_ms} * 1'000'000;
-        if (unacknowledged || unanswered) silent.push_back(peer);
+        const bool sent_since = info.tcpi_unacked > 0 && info.tcpi_last_data_sent < info.tcpi_last_ack_recv;
+        if (!info.tcpi_probes && !info.tcpi_retransmits && !sent_since) peer->owing_ns = 0;
+        else if (!peer->owing_ns || last_answer > peer->owing_ns) peer->owing_ns = now;
+        if (peer->owing_ns && now - peer->owing_ns > std::int64_t{timeout_ms} * 1'000'000) silent.push_back(peer);
     }
     for (const auto &peer : silent) lose(peer, ETIMEDOUT);
     return silent.size();

@@ -230,7 +230,12 @@ HELLO = b"HELLO 2 journal=x last=0\n"
     ("answers", "act"),
     [
         ([b"HELLO 2 journal=x last=abc\n"], lambda client: client.ping()),
-        ([b"HELLO 2 max_message_bytes=-1\n"], lambda client: client.ping()),
+        ([b"HELLO 2 journal=x max_message_bytes=-1\n"], lambda client: client.ping()),
+        ([b"HELLO\n", b"PONG\n"], lambda client: client.ping()),
+        ([b"HELLO 2\n", b"PONG\n"], lambda client: client.ping()),
+        ([b"HELLO x journal=x\n", b"PONG\n"], lambda client: client.ping()),
+        ([HELLO, b"ERR\n"], lambda client: client.publish("t", b"x")),
+        ([HELLO, b"ERR\n"], lambda client: client.ping()),
         ([b"HELLO 2 journal=x last=1 positions=7-3\n"], lambda client: client.publish("t", b"x")),
         ([HELLO, b"OK abc\n"], lambda client: client.publish("t", b"x")),
         ([HELLO, b"OK 7-3\n"], lambda client: client.publish("t", b"x")),

@@ -183,6 +183,21 @@ def test_silence_with_something_under_way_is_noticed_within_the_time(monkeypatch
         assert 8.0 <= now - gone_at <= 15.0
 
 
+@pytest.mark.parametrize(("repeats", "owes"), [(0, False), (1, True)])
+def test_what_is_sent_again_in_vain_is_owed(monkeypatch: pytest.MonkeyPatch, repeats: int, owes: bool) -> None:
+    """Without a route, as when one's own cable is pulled, a repeat does not count as sent: the last data may be as old
+    as the last acknowledgement for ever.
+    """
+    info = bytearray(104)
+    info[2] = repeats
+    info[24:28] = (1).to_bytes(4, sys.byteorder)  # one segment is not acknowledged
+    for since_ms in (44, 52, 56):  # data sent, data received, acknowledged
+        info[since_ms : since_ms + 4] = (20_000).to_bytes(4, sys.byteorder)
+    monkeypatch.setattr(liveness, "_tcp_info", lambda _: bytes(info))
+    with socket.socket() as sock:
+        assert liveness.owes_answer(sock) is owes
+
+
 def test_a_peer_that_is_heard_of_now_and_then_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(liveness.time, "monotonic", lambda: now)

@@ -84,6 +84,39 @@ def test_room_is_given_back_as_queues_drain(serve: Callable[..., Server], way: s
             client.purge("q")
 
 
+def test_room_is_given_back_while_a_queue_is_drained(serve: Callable[..., Server]) -> None:
+    """Not only when the last message of the last segment is done: a quota has several segments."""
+    server = serve(limits=Limits(quota_bytes=QUOTA))
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t")
+        count = fill(client)
+        with client.subscribe("q", ack="manual") as consumer:
+            for _ in range(count // 2):
+                message = consumer.read(LONG)
+                assert message is not None
+                consumer.ack(message, confirm=True)
+
+            def stored() -> bool:
+                with contextlib.suppress(RefusedError):
+                    client.publish("t", bytes(65536))
+                    return True
+                return False
+
+            until(stored, "half of the queue is drained, and there is room for a message")
+
+
+def test_a_large_state_is_not_written_with_every_part_of_the_quota(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    """Each segment begins with the whole state: it ends only when it has several times as many messages."""
+    server = serve(limits=Limits(quota_bytes=QUOTA))
+    with Client(port=server.port) as client:
+        for number in range(1000):
+            client.queue(f"queue-{number}" + "x" * 200, topics="other")
+        client.queue("q", topics="t")
+        assert fill(client) * 65536 > QUOTA // 2, "most of the quota is for messages"
+
+
 def test_what_waits_for_the_commit_counts(serve: Callable[..., Server], tmp_path: Path) -> None:
     server = serve(limits=Limits(quota_bytes=QUOTA))
     with Client(port=server.port) as client:

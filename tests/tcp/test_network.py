@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from penstock import tcp
+from penstock.tcp import sockets
 
 from .network import Network, network
 from .plain import LONG
@@ -21,6 +22,7 @@ __all__ = ["network"]
 PUBLISHER = """
 import sys
 from penstock import tcp
+from penstock.tcp import sockets
 publisher = tcp.Publisher(1588, "10.77.0.2", keepalive=1.0, insecure=True, overflow={overflow!r})
 print("listening", flush=True)
 assert publisher.wait_ready(1, 60)
@@ -40,6 +42,7 @@ SUBSCRIBER = """
 import sys
 import penstock
 from penstock import tcp
+from penstock.tcp import sockets
 subscriber = tcp.Subscriber(keepalive=1.0, reconnect_delay=0.05, reconnect_delay_max=0.5)
 session = subscriber.add_session("10.77.0.2", 1588)
 for line in sys.stdin:
@@ -159,3 +162,17 @@ def test_a_slow_link_delays_and_loses_nothing() -> None:
             assert subscriber.ledger == penstock.Ledger(505, 505)
         eventually(lambda: publisher.subscriber_count == 0)
         proxy.close()
+
+
+@pytest.mark.parametrize("keepalive", [3.0, 15.0, 100.0])
+def test_probes_and_looks_find_a_dead_peer_within_the_time(keepalive: float) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
+        sockets.prepare(one, keepalive)
+        idle, interval, count = (
+            one.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+    assert idle + interval * count <= keepalive
+    silence_s = sockets.silence_s(keepalive)
+    assert silence_s + 2 * silence_s / 4 <= keepalive  # what is owed is seen at the next look, and so is that it is late
+    assert silence_s > idle, "a probe that is lost is sent again in this time"

@@ -22,7 +22,7 @@ import time
 DEFAULT_S = 15.0
 PROBES = 3  # probes in that time
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
-_UNANSWERED_PROBES, _UNACKNOWLEDGED_SEGMENTS = 3, 24  # offsets in struct tcp_info
+_REPEATS, _UNANSWERED_PROBES, _UNACKNOWLEDGED_SEGMENTS = 2, 3, 24  # offsets in struct tcp_info
 # milliseconds since data was sent, data was received, an acknowledgement was received
 _SINCE_SENT, _SINCE_DATA, _SINCE_ACK = 44, 52, 56
 _TCP_RTO_MAX_MS = 44  # Linux 6.15: the longest pause between two probes of a closed window, and between two repeats
@@ -50,9 +50,13 @@ def since_heard_s(sock: socket.socket) -> float | None:
 
 
 def owes_answer(sock: socket.socket) -> bool:
-    """Whether data or a probe was sent to the peer's TCP and nothing was heard since."""
+    """Whether data or a probe was sent to the peer's TCP and nothing was heard since.
+
+    Without a route (this machine's own cable was pulled) repeats fail and do not count as sent, so they are looked at
+    too.
+    """
     info = _tcp_info(sock)
-    if not info or info[_UNANSWERED_PROBES]:
+    if not info or info[_UNANSWERED_PROBES] or info[_REPEATS]:
         return bool(info)
     heard = min(_number(info, _SINCE_DATA), _number(info, _SINCE_ACK))
     return _number(info, _UNACKNOWLEDGED_SEGMENTS) > 0 and _number(info, _SINCE_SENT) < heard

@@ -100,7 +100,8 @@ class Server:
         if store is None:
             if directory is None:
                 raise InvalidArgument("a broker needs a directory for its journal")
-            store = lambda snapshot: JournalStore(directory, snapshot, **journal_options)  # noqa: E731
+            quota = self.limits.quota_bytes
+            store = lambda snapshot: JournalStore(directory, snapshot, quota_bytes=quota, **journal_options)  # noqa: E731
         self._leads = leads or (lambda: True)
         self._listener = listen(host, port)
         self.host = host

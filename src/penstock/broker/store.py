@@ -26,7 +26,7 @@ from penstock.broker.records import KINDS
 from penstock.errors import InvalidArgument
 from penstock.journal.layout import MARKER_NAME, latest_segments, segment_name
 from penstock.journal.recovery import mended_by
-from penstock.quantities import duration_s, is_duration, is_size, size_bytes
+from penstock.quantities import check_size, duration_s, is_duration, is_size, size_bytes
 from penstock.topics import MAX_NAME_BYTES
 
 if TYPE_CHECKING:
@@ -78,6 +78,11 @@ KEEP_NOTHING = Keep(bytes=0)
 ROLL_BYTES = 1 << 20  # a segment with less than this is not ended early
 # a segment is ended when it has more state than this, and state is at least an eighth of it
 STATE_BYTES, STATE_PART = 4 << 20, 8
+# with a quota a segment has this part of it, but at least so much: whole segments are freed, so room comes back while a
+# queue is drained
+QUOTA_PART, LEAST_SEGMENT_BYTES = 8, 256 << 10
+# each segment begins with the whole state: it is not full before it has so many times that, within so much more
+SNAPSHOT_TIMES, SNAPSHOT_BEYOND_BYTES = 4, 32 << 20
 AHEAD_BYTES = 1 << 20  # how far the journal allocates ahead of its end
 MESSAGE_BYTES, INDEX_BYTES = 128, 64  # approximate overhead of a message, and the part of it that is in the index
 CACHED_NAMES = 65_536  # most topic names that are cached, for messages and for filters
@@ -229,9 +234,11 @@ class JournalStore:
         snapshot: Callable[[], Iterable[tuple[int, bytes]]],
         *,
         keep: str = DEFAULT_KEEP,
+        quota_bytes: int = 0,
         **options: Any,
     ) -> None:
         from penstock.journal import Journal
+        from penstock.journal.journal import SEGMENT_BYTES
         from penstock.journal.upgrade import upgrade
 
         if (Path(directory) / MARKER_NAME).exists() and (converted := upgrade(directory)):
@@ -239,6 +246,9 @@ class JournalStore:
         self.keep = KEEP_NOTHING if options.pop("retain_queues", False) else Keep.parse(str(keep))
         self.kept = "0" if self.keep is KEEP_NOTHING else str(keep)  #: what ``--keep`` says
         self._needs_queues = self.keep is KEEP_NOTHING
+        if quota_bytes:
+            asked = check_size(options.get("segment_bytes", SEGMENT_BYTES), "segment_bytes")
+            options["segment_bytes"] = min(asked, max(quota_bytes // QUOTA_PART, LEAST_SEGMENT_BYTES))
         # A queue whose record is damaged would disappear silently, so a damaged journal is refused.
         self._journal = Journal(directory, retain_queues=not self.keep.forever, refuse_damage=True, **options)
         self.mended_by = mended_by(self._journal.directory)
@@ -303,7 +313,12 @@ class JournalStore:
                 self._reserve.give(0 if group else Reserve.FOR_ROLLING)
             raise
         most_state = max(STATE_BYTES + self._writer.end // STATE_PART, 2 * self._snapshot_bytes)
-        self._roll(full=self._state_bytes <= most_state)
+        if self._state_bytes > most_state:
+            self._roll(full=False)
+        elif self._writer.end >= min(
+            SNAPSHOT_TIMES * self._snapshot_bytes, self._journal.segment_bytes + SNAPSHOT_BEYOND_BYTES
+        ):
+            self._roll()
 
     def begin_parts(self) -> None:
         """A group of batches, in a segment of its own."""
@@ -323,9 +338,7 @@ class JournalStore:
 
     def _roll(self, full: bool = True) -> None:
         """Begin a new segment; with ``full``, only if the active one is full."""
-        before = self._writer.end
-        self._journal.roll(full=full)
-        if not full or self._writer.end < before:
+        if self._journal.roll(full=full) or not full:
             self._state_bytes, self._snapshot_bytes, self._looked_at = 0, self._writer.end, 0.0
 
     def read(
@@ -431,7 +444,8 @@ class JournalStore:
                     continue
                 with contextlib.suppress(FileNotFoundError):  # removed by retention meanwhile
                     self._looked_bytes += entry.stat().st_blocks * 512
-        stored_bytes = self._looked_bytes + self._index_bytes + self._writer.end + self._staged_bytes + AHEAD_BYTES
+        stored_bytes = self._looked_bytes + self._index_bytes + self._writer.end + self._staged_bytes
+        stored_bytes += min(AHEAD_BYTES, journal.segment_bytes)
         return StoreStatistics(journal.first, journal.frontier, stored_bytes, self._writer.commits)
 
     @property

@@ -163,17 +163,19 @@ def broker(
         if seed:
             _seed(directory, replica)
 
+    limits = Limits(
+        max_message_bytes=max_message,
+        max_topics=max_topics,
+        quota_bytes=size_bytes(quota, "--quota"),
+        deduplication_s=deduplication,
+    )
+
     def serve(replica: Replica | None, leads: Callable[[], bool] | None = None) -> Server:
         return Server(
             directory,
             port,
             host=host,
-            limits=Limits(
-                max_message_bytes=max_message,
-                max_topics=max_topics,
-                quota_bytes=size_bytes(quota, "--quota"),
-                deduplication_s=deduplication,
-            ),
+            limits=limits,
             connection_limits=ConnectionLimits(
                 max_message_bytes=max_message,
                 max_rate=max_rate,
@@ -187,7 +189,7 @@ def broker(
             client_authority=client_authority,
             insecure=insecure,
             drain_s=drain,
-            store=None if replica is None else _replicated(directory, replica, journal_options),
+            store=None if replica is None else _replicated(directory, replica, limits.quota_bytes, journal_options),
             leads=leads,
             **journal_options,
         )
@@ -297,7 +299,7 @@ def _seed(directory: Path, replica: Replica) -> None:
     seed(directory, replica.blocks)
 
 
-def _replicated(directory: Path, replica: Replica, options: dict[str, Any]) -> Callable[[Any], Store]:
+def _replicated(directory: Path, replica: Replica, quota: int, options: dict[str, Any]) -> Callable[[Any], Store]:
     from penstock.broker.store import JournalStore
 
-    return lambda snapshot: JournalStore(directory, snapshot, disk=replica.disk(), **options)
+    return lambda snapshot: JournalStore(directory, snapshot, disk=replica.disk(), quota_bytes=quota, **options)

@@ -307,15 +307,18 @@ class Journal(Reading):
         """Mark the queue: it has notes to be stored with the next commit."""
         self._dirty.add(state.name)
 
-    def roll(self, *, full: bool = True) -> None:
-        """Begin a new segment now if the active one is full, as committing would do before it writes.
+    def roll(self, *, full: bool = True) -> bool:
+        """Begin a new segment now if the active one is full, as committing would do before it writes. Whether one was
+        begun.
 
         For callers that change their state while they stage: right after a commit their state equals what is on disk.
         With ``full=False`` a segment that is not full is ended too, so that retention can free it; one that contains
         only state is replaced by its next revision, which begins with the snapshot.
         """
+        before = self._segment
         if not full or self.writer.end >= self.segment_bytes:
             self._roll(full)
+        return self._segment is not before
 
     def topic_id(self, name: str) -> int:
         """The number of a topic for ``writer``, assigned if new."""

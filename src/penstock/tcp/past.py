@@ -18,6 +18,7 @@ from penstock.channel import Subscriber
 from penstock.errors import ClosedError, PenstockError
 from penstock.history import Opened
 from penstock.tcp.log import logger
+from penstock.tcp.sockets import silence_s
 
 if TYPE_CHECKING:
     from penstock.tcp.publisher import Publisher
@@ -81,7 +82,7 @@ class Feeder:
                 self.outlet.drain(max(0.0, self._deadline - time.monotonic()))
                 return
             elif self._keepalive is not None:
-                self.outlet.drop_silent(2 * self._keepalive)  # a peer that has acknowledged nothing for too long
+                self.outlet.drop_silent(silence_s(self._keepalive))  # a peer that has acknowledged nothing for too long
 
     def end(self, deadline: float) -> None:
         """The publisher is being closed: what is on disk is sent, as far as the time reaches."""

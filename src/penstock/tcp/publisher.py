@@ -441,9 +441,10 @@ class Publisher(PublisherContract):
         """Disconnect peers that have acknowledged nothing for too long though data was sent, as after a cut cable."""
         if self._keepalive is None or self._closing:
             return
-        self._outlet.drop_silent(2 * self._keepalive)
+        silence_s = sockets.silence_s(self._keepalive)
+        self._outlet.drop_silent(silence_s)
         with contextlib.suppress(Exception):  # the executor may be closed by now
-            self._silence_timer = self._executor.call_later(self._keepalive / 2, weakly(self._drop_silent_peers))
+            self._silence_timer = self._executor.call_later(silence_s / 4, weakly(self._drop_silent_peers))
 
     # -- the end
 

@@ -11,6 +11,8 @@ import stat
 
 from penstock.errors import InvalidArgument, RefusedError
 
+PROBES = 3  # intervals of a keepalive time: an idle peer is asked after one, and must have answered after the others
+
 
 def check_port(port: int) -> int:
     """Return ``port``, or raise ``InvalidArgument`` if it is not a port number."""
@@ -36,18 +38,27 @@ def check_secrets(token: str | bytes | None, tls: object, side: str) -> bytes | 
     return token.encode() if isinstance(token, str) else token
 
 
+def silence_s(keepalive: float) -> float:
+    """How long a peer may owe an answer: a peer that has vanished is found within ``keepalive``, if its silence is
+    looked for every quarter of this time. At least two seconds: a lost packet is sent again only after a while.
+    """
+    return max(2.0, keepalive * (PROBES - 1) / PROBES)
+
+
 def prepare(connection: socket.socket, keepalive: float | None) -> None:
-    """Make a connection non-blocking, without Nagle's delay, and with keepalive probes to detect a dead peer."""
+    """Make a connection non-blocking, without Nagle's delay, and with probes that detect a dead peer within
+    ``keepalive`` seconds while nothing is sent.
+    """
     connection.setblocking(False)
     if connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if keepalive is not None:
-        seconds = max(1, round(keepalive))
+        seconds = max(1, int(keepalive / PROBES))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, seconds // 3))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES - 1)
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:

@@ -392,6 +392,8 @@ class Dialogue:
 
     def _error(self, rest: str) -> None:
         code, _, text = rest.partition(" ")
+        if not code:
+            raise ProtocolError("an error has a code")
         if code == "closing":
             self.farewell = text
             if not self.ready and self.version > 1 and "speaks version 1:" in text:
@@ -441,8 +443,10 @@ class Dialogue:
     def _welcome(self, rest: str) -> None:
         if self.ready:
             raise ProtocolError("HELLO is answered once")
-        fields = dict(word.partition("=")[::2] for word in rest.split()[1:])
-        journal = fields.get("journal", "")
+        version, *pairs = rest.split()
+        words.number(version, "version")
+        fields = dict(word.partition("=")[::2] for word in pairs)
+        journal = fields["journal"]
         if self.one_store and self.journal not in ("", journal):
             said = f"the broker that answers now keeps journal {journal}, the one before it {self.journal}"
             self.fail(RefusedError(f"{said}: the brokers of an address must keep the same one"))
