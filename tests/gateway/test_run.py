@@ -173,6 +173,10 @@ def test_a_wrong_file_is_one_clear_line(tmp_path: Path, text: str, wanted: str, 
         ("penstock.gateway.modules:Nobody", None, r"modules[0].loader.entrypoint: 'penstock.gateway.modules' has no"),
         ({"class": "no.such:Class"}, None, "modules[0].loader.entrypoint.class: importing 'no.such' failed"),
         ("penstock.gateway.modules:Timer", {"period": 1}, "modules[0].args: 'period' is not known"),
+        (
+            {"activation": "launch", "path": "/nonexistent/program", "control_id": "x"}, None,
+            "modules[0].loader.entrypoint.path: there is no program '/nonexistent/program'",
+        ),
     ],
 )
 def test_check_finds_what_is_wrong_with_a_process(tmp_path: Path, entrypoint: Any, args: Any, wanted: str) -> None:
