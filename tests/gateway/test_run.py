@@ -127,6 +127,17 @@ def test_who_logs_a_line_is_told(tmp_path: Path) -> None:
     assert "penstock: plant: low oil\n" in told and "penstock: module 'mine' failed in start" in told
 
 
+def test_a_logger_without_a_file_logs_to_standard_error(tmp_path: Path) -> None:
+    modules = [module("timer", "Timer", period_s=0.001, count=3), module("log", "Logger")]
+    with running(write(tmp_path / "g.json", modules, [("timer", "log")])) as (process, errors):
+        eventually(lambda: errors.read_text().count('"tick"') >= 3)
+        process.terminate()
+        process.communicate(timeout=60)
+    lines = [json.loads(line.removeprefix("penstock: ")) for line in errors.read_text().splitlines() if "{" in line]
+    assert [line["properties"]["tick"] for line in lines] == ["1", "2", "3"]
+    assert {line["source"] for line in lines} == {"timer"}
+
+
 def test_a_failure_is_one_line_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(
         "from penstock.gateway import Module\n"
