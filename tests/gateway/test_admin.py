@@ -189,6 +189,21 @@ def test_the_command(gateway: Gateway, place: Path) -> None:
     assert "no gateway answers" in absent.stderr
 
 
+def test_the_command_tells_what_was_dropped(gateway: Gateway, place: Path) -> None:
+    gateway.add_module("source", Collector)
+    gateway.add_link("source", "a")
+    sink = gateway.module("a")
+    sink.gate.clear()
+    for _ in range(4):
+        gateway.module("source").publish(b"x")
+    eventually(lambda: gateway.broker.worker_of(sink).busy_since is not None)
+    done = command("remove", place, "a", "--drop", "--timeout", "0")
+    sink.gate.set()
+    assert (done.returncode, done.stdout) == (0, "a is removed; 4 messages that it had not handled were dropped\n"), done.stderr
+    done = command("remove", place, "source", "--json")
+    assert json.loads(done.stdout) == {"done": "remove", "lost": 0}
+
+
 def test_a_signal_while_it_is_being_opened_leaves_no_socket(tmp_path: Path) -> None:
     file, place = tmp_path / "g.json", tmp_path / "admin"
     timer = {"name": "timer", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Timer"}}

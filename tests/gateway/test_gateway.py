@@ -26,6 +26,7 @@ from penstock.gateway import (
 )
 from penstock.gateway.endpoint import Endpoint
 from tests.gateway.conftest import Collector, Doubler, Passer, eventually
+from tests.gateway.delivery import Backlogged
 
 HERE = "tests.gateway.conftest"
 
@@ -254,6 +255,32 @@ def test_a_removal_that_cannot_drain_leaves_the_gateway_as_it_was(gateway: Gatew
     say(gateway, "a", b"2")
     eventually(lambda: sink.got == [b"1", b"2"])
     assert sink.steps == ["create", "start"]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_is_dropped_with_a_removed_module_is_told_and_counted(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, stored: bool
+) -> None:
+    gateway.add_module("source", Backlogged if stored else Collector, {"many": 10})
+    gateway.add_module("sink", Collector)
+    gateway.start()
+    sink = gateway.module("sink")
+    sink.gate.clear()
+    gateway.add_link("source", "sink")
+    if not stored:
+        say(gateway, "source", *[b"x"] * 10)
+    worker = gateway.broker.worker_of(sink)
+    eventually(lambda: worker.busy_since is not None and worker.waiting == 10)
+    given: list[int] = []
+    thread = threading.Thread(target=lambda: given.append(gateway.remove_module("sink", drain=False, timeout=60)))
+    thread.start()
+    eventually(worker.ending.is_set)
+    sink.gate.set()
+    thread.join(60)
+    assert len(sink.got) == 1
+    assert given == [0 if stored else 9], "what a durable source keeps is not lost"
+    told = [record.getMessage() for record in caplog.records if "removed" in record.getMessage()]
+    assert told == ([] if stored else ["module 'sink' was removed: 9 messages that it had not handled were dropped"])
 
 
 # ---- the end

@@ -127,6 +127,17 @@ def test_who_logs_a_line_is_told(tmp_path: Path) -> None:
     assert "penstock: plant: low oil\n" in told and "penstock: module 'mine' failed in start" in told
 
 
+def test_a_logger_without_a_file_logs_to_standard_error(tmp_path: Path) -> None:
+    modules = [module("timer", "Timer", period_s=0.001, count=3), module("log", "Logger")]
+    with running(write(tmp_path / "g.json", modules, [("timer", "log")])) as (process, errors):
+        eventually(lambda: errors.read_text().count('"tick"') >= 3)
+        process.terminate()
+        process.communicate(timeout=60)
+    lines = [json.loads(line.removeprefix("penstock: ")) for line in errors.read_text().splitlines() if "{" in line]
+    assert [line["properties"]["tick"] for line in lines] == ["1", "2", "3"]
+    assert {line["source"] for line in lines} == {"timer"}
+
+
 def test_a_failure_is_one_line_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(
         "from penstock.gateway import Module\n"
@@ -173,6 +184,10 @@ def test_a_wrong_file_is_one_clear_line(tmp_path: Path, text: str, wanted: str, 
         ("penstock.gateway.modules:Nobody", None, r"modules[0].loader.entrypoint: 'penstock.gateway.modules' has no"),
         ({"class": "no.such:Class"}, None, "modules[0].loader.entrypoint.class: importing 'no.such' failed"),
         ("penstock.gateway.modules:Timer", {"period": 1}, "modules[0].args: 'period' is not known"),
+        (
+            {"activation": "launch", "path": "/nonexistent/program", "control_id": "x"}, None,
+            "modules[0].loader.entrypoint.path: there is no program '/nonexistent/program'",
+        ),
     ],
 )
 def test_check_finds_what_is_wrong_with_a_process(tmp_path: Path, entrypoint: Any, args: Any, wanted: str) -> None:

@@ -164,3 +164,13 @@ def test_a_slow_module_is_not_called_stuck() -> None:
     waiting = block(room="gateway", kind="module", name="slow", depth=9, delivered=1, matched=1, read_ns=60 * SECOND)
     assert health.judge(waiting, Rate()).word == "idle", "its gateway says when it is stuck"
     assert health.judge(dataclasses.replace(waiting, state="stuck in receive"), Rate()).word == "stuck"
+
+
+def test_the_queue_of_a_slow_module_is_not_called_stuck() -> None:
+    """It moves by batches: between two of them nothing leaves it, and its gateway says when the module is stuck."""
+    full = block(
+        room="bus", kind="queue", name="gateway-0123456789ab?subscriber=0123456789ab/slow", depth=64, capacity=64,
+        delivered=64, matched=128, last_ns=SECOND, read_ns=60 * SECOND,
+    )  # fmt: skip
+    assert health.judge(full, Rate()).word == "idle"
+    assert health.judge(dataclasses.replace(full, name="plain?subscriber=slow"), Rate()).word == "stuck"

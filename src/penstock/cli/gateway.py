@@ -11,6 +11,7 @@ import typer
 from penstock.cli import show
 from penstock.errors import InvalidArgument
 from penstock.gateway.admin import ask
+from penstock.quantities import number_of
 
 app = typer.Typer(no_args_is_help=True, help="Look at a gateway at work and change it, by its admin socket.")
 
@@ -67,7 +68,7 @@ def add(
 def remove(
     socket: Socket,
     module: Module,
-    drop: Annotated[bool, typer.Option("--drop", help="Drop its waiting messages at once; they are counted.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Drop its waiting messages at once, and say how many.")] = False,
     timeout: Annotated[float, typer.Option(min=0.0, help="Seconds for handling what waits.")] = 10.0,
     as_json: Json = False,
 ) -> None:
@@ -75,7 +76,12 @@ def remove(
 
     Example: [green]penstock gateway remove plant.sock tick[/]
     """
-    _change(as_json, socket, "remove", module=module, drain=not drop, timeout=timeout)
+    lost = _one(socket, "remove", module=module, drain=not drop, timeout=timeout)["lost"]
+    if as_json:
+        print(json.dumps({"done": "remove", "lost": lost}))
+    elif lost:
+        what = number_of(lost, "message that it had not handled was", "messages that it had not handled were")
+        print(f"{module} is removed; {what} dropped")
 
 
 @app.command()

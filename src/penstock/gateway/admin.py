@@ -134,9 +134,9 @@ class Admin:
     def _add(self, request: dict[str, Any]) -> None:
         self._gateway.update({"modules": [request["module"]]})
 
-    def _remove(self, request: dict[str, Any]) -> None:
+    def _remove(self, request: dict[str, Any]) -> Any:
         drain, timeout = bool(request.get("drain", True)), float(request.get("timeout", 10.0))
-        self._gateway.remove_module(request["module"], drain=drain, timeout=timeout)
+        return {"lost": self._gateway.remove_module(request["module"], drain=drain, timeout=timeout)}
 
     def _link(self, request: dict[str, Any]) -> None:
         self._gateway.update({"links": [request["link"]]})

@@ -28,9 +28,9 @@ class _Undo:
     """The undo steps of a change, run in reverse order if it fails."""
 
     def __init__(self) -> None:
-        self._steps: list[Callable[[], None]] = []
+        self._steps: list[Callable[[], object]] = []
 
-    def note(self, step: Callable[[], None]) -> None:
+    def note(self, step: Callable[[], object]) -> None:
         """Note how to undo the last step."""
         self._steps.append(step)
 

@@ -37,6 +37,7 @@ from penstock.gateway.module import check_types, typed
 from penstock.gateway.place import Place, located
 from penstock.gateway.supervision import Policy, Restart
 from penstock.gateway.worker import ERROR, Deadline, Life, Order, Worker
+from penstock.quantities import number_of
 
 log = logging.getLogger("penstock.gateway")
 EXIT_TIMEOUT_S = 5.0
@@ -409,11 +410,12 @@ class Gateway:
         if not self.broker.end_all([module], Deadline(UNDO_S)) and kept.module is None and hasattr(module, "destroy"):
             module.destroy()  # it was not attached
 
-    def remove_module(self, name: str, *, drain: bool = True, timeout: float | None = 10.0) -> None:
+    def remove_module(self, name: str, *, drain: bool = True, timeout: float | None = 10.0) -> int:
         """Remove a module: cut off its sources, handle what is queued (or drop and count it), stop it, remove its
         links, destroy it. ``DrainError`` if it has not handled everything in time: then it stays as it was, unless
         durable sources keep everything that it gets. Messages of buffers stay stored and are not waited for. A module
-        that does not return from another call in time is removed all the same, and abandoned.
+        that does not return from another call in time is removed all the same, and abandoned. Returns how many messages
+        were lost with it, which is also logged (for a module that removes itself only logged: it ends later).
         """
         with self._lock:
             kept = self._find(name)
@@ -426,13 +428,21 @@ class Gateway:
             drain = drain and not (stored and buffered.keys() >= set(self._table.sources_to(name)))
         self._resume_all((kept,))
         worker = self.broker.worker_of(kept.module)
+        kept_by_sources, lost_before, lost = worker.has_keepers, worker.lost_at_end, 0
+
+        def removed(_: Worker) -> None:
+            nonlocal lost
+            self._was_removed(kept)
+            lost = 0 if kept_by_sources else worker.lost_at_end - lost_before
+            if lost:
+                what = number_of(lost, "message that it had not handled was", "messages that it had not handled were")
+                log.warning("module %r was removed: %s dropped", kept.shown, what)
+
         worker.let_go()  # failed messages that durable sources keep need not be tried again here
         if isinstance(kept.module, Buffer):
             # do not wait for its sink, which stays and may be failing: what it has not handled stays stored
             kept.module.kill()
-        remove = functools.partial(
-            self.broker.remove_module, kept.module, steps=True, done=lambda worker: self._was_removed(kept)
-        )
+        remove = functools.partial(self.broker.remove_module, kept.module, steps=True, done=removed)
         try:
             for link in buffered.values():
                 self.remove_link(*link.ends)
@@ -451,6 +461,7 @@ class Gateway:
                 if not self._has_link(link.ends):
                     self._add_link(link)
             raise
+        return lost
 
     def _halt(self, name: str) -> bool:
         """Stop and destroy a module that ``_put`` will replace; its messages wait meanwhile. False: it did not

@@ -20,6 +20,7 @@ import logging
 import mmap
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -75,9 +76,14 @@ def load(
 
 
 def check(entrypoint: Place, shared: Mapping[str, Any], args: Place) -> None:
-    """Check beforehand what otherwise only the process would find: that its class exists and accepts its args."""
+    """Check beforehand what otherwise only the process would find: that its class exists and accepts its args, or that
+    its program exists.
+    """
     launch = _launch(entrypoint, shared, False)
     if launch.kind is None:
+        if launch.path is not None and shutil.which(launch.path) is None:
+            own = "path" in entrypoint.mapping()
+            (entrypoint["path"] if own else entrypoint).fail(f"there is no program {launch.path!r}")
         return
     place = entrypoint["class"] if isinstance(entrypoint.value, Mapping) and "class" in entrypoint else entrypoint
     kind = imported(place if isinstance(place.value, str) else Place(launch.kind, place.path, place.file))

@@ -25,8 +25,6 @@ LATE_MESSAGES = 10_000
 #: The ``state`` text of a handle that cannot go on begins with one of these.
 STANDSTILL = ("stuck", "blocked", "dead", "failed", "no credit", "paused", "given up")
 
-#: Kinds that have a supervisor of their own, which reports when one is stuck: a module may be slow on purpose.
-SUPERVISED = ("module",)
 
 #: Counters are read without a lock, between two stores of a running handle: they may be inconsistent by so much.
 BOOKS_SLACK = 64
@@ -80,7 +78,11 @@ def _stuck(block: Block, rate: Rate) -> list[tuple[str, str]]:
     moves = block.kind == "queue" and rate.messages_hz > 0
     if state.startswith(STANDSTILL) and not moves:
         found.append(("stuck", block.state))
-    if block.waiting > 0 and rate.messages_hz == 0 and block.kind not in (*PRODUCERS, *SUPERVISED):
+    # A gateway reports when one of its modules is stuck: a module may be slow on purpose, and empties its queue by
+    # batches.
+    if block.kind == "module" or block.inside_gateway:
+        return found
+    if block.waiting > 0 and rate.messages_hz == 0 and block.kind not in PRODUCERS:
         standing = _standing(block)
         found += [("stuck", reason) for reason in standing]
         # do not show it as healthy between the look that saw the loss and the one that calls it stuck

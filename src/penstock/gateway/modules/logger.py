@@ -1,7 +1,7 @@
 """Logger: each message a line of JSON (time, source, properties, bytes, content) in a file or in Python's logging.
 
-args: ``file`` (null: logging), ``level`` ("INFO"), ``max_bytes`` (200: of content shown). The file is made readable by
-its owner alone and is appended to, a line a message, written at once.
+args: ``file`` (null: logging, which ``penstock run`` sends to standard error), ``level`` ("INFO"), ``max_bytes`` (200:
+of content shown). The file is made readable by its owner alone and is appended to, a line a message, written at once.
 
 Example: {"name": "log", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Logger"}, "args": {"file":
 "messages.log"}}
@@ -36,6 +36,8 @@ class Logger(Module):
         """Open the file."""
         super().create(broker, configuration)
         self._log = logging.getLogger(f"penstock.gateway.{self.name or 'logger'}")
+        if self._log.level == logging.NOTSET:  # it was put in to be read, whatever the program shows of others
+            self._log.setLevel(configuration["level"])
         self._file = None
         if configuration["file"]:
             number = os.open(configuration["file"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
