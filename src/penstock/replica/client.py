@@ -136,6 +136,11 @@ class Client:
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
         self._number = 0
 
+    @property
+    def name(self) -> str:
+        """The server of the current connection, or of the next one, for messages to the user."""
+        return _name(self.servers[self._next % len(self.servers)])
+
     def connection(self) -> Connection:
         """The current connection, or a new one to the next server that accepts it."""
         if self._connection is not None:
