@@ -23,6 +23,7 @@ PORT = 4222
 READ_BYTES = 1 << 18
 CONNECT_S = 3.0
 NO_RESPONDERS = 503
+LET_IN = "give its token (PENSTOCK_STORE_TOKEN, or nats://TOKEN@HOST) or its user (nats://USER:PASSWORD@HOST)"
 
 
 class UnansweredError(TimeoutError):
@@ -81,7 +82,8 @@ class Connection:
             if isinstance(event, Pong):
                 return
             if isinstance(event, Failure):
-                raise RefusedError(f"{_name(self.server)} says: {event.text}")
+                remedy = f"; {LET_IN}" if "authorization" in event.text.lower() else ""
+                raise RefusedError(f"{_name(self.server)} says: {event.text}{remedy}")
 
     def send(self, *pieces: bytes) -> None:
         """Send everything."""

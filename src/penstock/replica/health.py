@@ -4,6 +4,7 @@ a server tells only an administrator (``sync_interval``) is read from its monito
 
 from __future__ import annotations
 
+import ssl
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
@@ -11,9 +12,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.errors import CorruptionError, InvalidArgument, PenstockError
+from penstock.errors import CorruptionError, InvalidArgument, PenstockError, RefusedError, describe
 from penstock.replica.block import decode
-from penstock.replica.client import Connection, UnansweredError
+from penstock.replica.client import LET_IN, Connection, UnansweredError
 from penstock.replica.lease import LEASE_S, MARGIN, Holder
 from penstock.replica.protocol import fields_of
 from penstock.replica.standby import lease_stream
@@ -58,7 +59,7 @@ def _server(server: tuple[str, int], target: Target) -> Iterator[Finding]:
     try:
         connection = Connection(server, target.access, ASK_S)
     except (OSError, PenstockError) as error:
-        yield Finding("bad", f"{name} does not answer: {error}", "start it; two of three are needed to store anything")
+        yield _no_entry(name, error)
         return
     connection.close()
     version = str(connection.info.get("version", ""))
@@ -72,6 +73,16 @@ def _server(server: tuple[str, int], target: Target) -> Iterator[Finding]:
     if connection.max_payload < MAX_BLOCK_BYTES:
         text = f"{name} takes {connection.max_payload} bytes in one message: larger commits are cut in pieces"
         yield Finding("note", text, "max_payload: 8MB")
+
+
+def _no_entry(name: str, error: Exception) -> Finding:
+    """Why no connection to a server could be made."""
+    if isinstance(error, RefusedError):
+        return Finding("bad", f"{name} lets nobody in: {error}".removesuffix(f"; {LET_IN}"), LET_IN)
+    if isinstance(error, ssl.SSLError):
+        remedy = "--store-authority FILE, and where it asks for a certificate --store-certificate FILE"
+        return Finding("bad", f"{name} and this machine do not agree on TLS: {describe(error)}", remedy)
+    return Finding("bad", f"{name} does not answer: {error}", "start it; two of three are needed to store anything")
 
 
 def _answer(server: tuple[str, int], target: Target) -> dict[str, Any] | Exception:

@@ -37,6 +37,7 @@ HEADERS_BYTES = 512  # bytes of a message besides the block
 WRONG_LAST = (10071, 10164)
 NOT_FOUND, NO_MESSAGE = 404, 10037
 STREAM_NOT_FOUND = 10059
+NOT_CLUSTERED = 10074
 LIMITS_REACHED = (10023, 10077, 10110, 10122)
 MAX_BLOCK_BYTES = 8 << 20
 LEAST_MESSAGE_BYTES = 1 << 16  # a stream that takes less in one message would have chains of tiny blocks
@@ -154,15 +155,27 @@ def tls_context(authority: Path | None, certificate: Path | None, key: Path | No
     for path in (authority, certificate, key):
         if path is not None:
             path.open("rb").close()  # its error names the file, that of ssl does not
-    at = authority
     try:
         context = ssl.create_default_context(cafile=authority)
-        if certificate is not None:
-            at = certificate
-            context.load_cert_chain(certificate, key)
     except ssl.SSLError as error:
-        raise InvalidArgument(f"{at} is no certificate in PEM form: {error}") from None
+        raise InvalidArgument(f"{authority} is no certificate in PEM form: {error}") from None
+    if certificate is not None:
+        _load(context, certificate, key)
     return context
+
+
+def _load(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
+    try:
+        context.load_cert_chain(certificate, key)
+        return
+    except ssl.SSLError as error:
+        problem = error
+    if problem.reason == "KEY_VALUES_MISMATCH":
+        raise InvalidArgument(f"{key or certificate} has not the key of the certificate {certificate}")
+    if key is None and b"PRIVATE KEY-----" not in certificate.read_bytes():
+        raise InvalidArgument(f"{certificate} has no key in it: --store-key FILE names it")
+    files = f"{certificate} or its key {key}" if key is not None else f"{certificate}"
+    raise InvalidArgument(f"{files} is no certificate in PEM form: {problem}")
 
 
 def _settings(found: dict[str, Any]) -> dict[str, Any]:
@@ -290,7 +303,9 @@ class JetStream:
         """Why the stream cannot be used yet."""
         if getattr(error, "number", 0) == STREAM_NOT_FOUND:
             return f"there is no {self.name} there; {command('broker', 'DIRECTORY', '--store')} ADDRESS makes it"
-        return f"{self.name} has no quorum: {error}" if isinstance(error, UnansweredError) else str(error)
+        if getattr(error, "number", 0) == NOT_CLUSTERED:
+            return f"{error}: one server alone needs ?replicas=1 at the end of the address"
+        return f"{self.name} cannot be used yet: {error}" if isinstance(error, UnansweredError) else str(error)
 
     def describe(self) -> dict[str, Any]:
         """The cluster's description of the stream. A node that is cut off, or whose disk is full, answers too, with
@@ -316,8 +331,10 @@ class JetStream:
     def _fields(self, message: Message) -> dict[str, Any]:
         """The fields of an answer. If no server is responsible, this counts as no answer."""
         if message.status == NO_RESPONDERS:
+            # the others of its cluster may have JetStream, so this alone is no reason to give up
+            why = "" if self.client.connection().info.get("jetstream") else f": {self.client.name} has no JetStream"
             self._leave()
-            raise UnansweredError(f"no server answers for {self.name} at the moment")
+            raise UnansweredError(f"no server answers for {self.name} at the moment{why}")
         fields = fields_of(message.data, "answer")
         error = fields.get("error")
         if not isinstance(error, dict):
