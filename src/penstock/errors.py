@@ -93,6 +93,7 @@ def describe(error: BaseException) -> str:
         if isinstance(error, FileExistsError | NotADirectoryError) and os.path.isfile(error.filename or ""):
             return f"{error.filename} is a file, and a directory is wanted there"
         about = f"{error.filename}: " if error.filename else ""
-        why = os.strerror(error.errno) if error.errno else ""
+        # the numbers of TLS and of resolvers are none of the system, and an error of Penstock says why itself
+        why = os.strerror(error.errno) if error.errno and type(error).__module__ == "builtins" else ""
         return f"{about}{error.strerror}{f' ({why})' if why not in error.strerror else ''}"
     return str(error) or type(error).__name__

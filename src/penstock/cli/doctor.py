@@ -52,6 +52,8 @@ def doctor(
     store_authority: Annotated[
         Path | None, typer.Option(help="The authority that signed the cluster's certificates.")
     ] = None,
+    store_certificate: Annotated[Path | None, typer.Option(help="The certificate to present to the cluster.")] = None,
+    store_key: Annotated[Path | None, typer.Option(help="Its key, if not in the same file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a finding.")] = False,
 ) -> None:
     """Check this machine and say what to do: native core, shared memory, limits, Java, Spark, ports, clock.
@@ -63,7 +65,8 @@ def doctor(
     """
     bad = False
     console = show.console()
-    for check in CHECKS if store is None else (_cluster(store, store_monitor or [], store_authority),):
+    files = (store_authority, store_certificate, store_key)
+    for check in CHECKS if store is None else (_cluster(store, store_monitor or [], *files),):
         for finding in _guarded(check):
             bad = bad or finding.verdict == "bad"
             if as_json:
@@ -228,13 +231,15 @@ def _clock() -> Iterator[Finding]:
         )
 
 
-def _cluster(address: str, monitors: list[str], authority: Path | None) -> Check:
+def _cluster(
+    address: str, monitors: list[str], authority: Path | None, certificate: Path | None, key: Path | None
+) -> Check:
     """The check of a cluster; an address that cannot be right is refused before."""
     from penstock.cli.broker import STORE_TOKEN
     from penstock.replica import health
     from penstock.replica.stream import Target, tls_context
 
-    target = Target.parse(address, tls_context(authority, None, None), os.environ.get(STORE_TOKEN, ""))
+    target = Target.parse(address, tls_context(authority, certificate, key), os.environ.get(STORE_TOKEN, ""))
 
     def cluster() -> Iterator[Finding]:
         for finding in health.look(target, monitors):

@@ -42,7 +42,7 @@ def replica(
     tls = tls_context(store_authority, store_certificate, store_key)
     blocks = JetStream(Target.parse(store, tls, os.environ.get(STORE_TOKEN, "")))
     with contextlib.closing(blocks), contextlib.suppress(*exits.STOPPED):  # the usual end
-        blocks.patiently(blocks.describe)
+        blocks.patiently(blocks.describe_fit)
         with follow(directory, blocks) as follower:
             if as_json:
                 show.print_json({"directory": str(directory), "position": follower.position})

@@ -23,6 +23,7 @@ PORT = 4222
 READ_BYTES = 1 << 18
 CONNECT_S = 3.0
 NO_RESPONDERS = 503
+LET_IN = "give its token (PENSTOCK_STORE_TOKEN, or nats://TOKEN@HOST) or its user (nats://USER:PASSWORD@HOST)"
 
 
 class UnansweredError(TimeoutError):
@@ -81,7 +82,8 @@ class Connection:
             if isinstance(event, Pong):
                 return
             if isinstance(event, Failure):
-                raise RefusedError(f"{_name(self.server)} says: {event.text}")
+                remedy = f"; {LET_IN}" if "authorization" in event.text.lower() else ""
+                raise RefusedError(f"{_name(self.server)} says: {event.text}{remedy}")
 
     def send(self, *pieces: bytes) -> None:
         """Send everything."""
@@ -135,6 +137,11 @@ class Client:
         self._connection: Connection | None = None
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
         self._number = 0
+
+    @property
+    def name(self) -> str:
+        """The server of the current connection, or of the next one, for messages to the user."""
+        return _name(self.servers[self._next % len(self.servers)])
 
     def connection(self) -> Connection:
         """The current connection, or a new one to the next server that accepts it."""

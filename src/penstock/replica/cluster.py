@@ -194,6 +194,9 @@ class Cluster:
             try:
                 blocks.open()
                 return blocks
+            except InvalidArgument:  # a stream that is there and unfit
+                blocks.close()
+                raise
             except (PenstockError, OSError) as error:
                 blocks.client.disconnect()
                 ended = [node for node in self.nodes if node.process is not None and not node.alive]

@@ -4,15 +4,17 @@ a server tells only an administrator (``sync_interval``) is read from its monito
 
 from __future__ import annotations
 
+import ssl
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.errors import CorruptionError, InvalidArgument, PenstockError
+from penstock.errors import CorruptionError, InvalidArgument, PenstockError, RefusedError, describe
 from penstock.replica.block import decode
-from penstock.replica.client import Connection
+from penstock.replica.client import LET_IN, Connection, UnansweredError
 from penstock.replica.lease import LEASE_S, MARGIN, Holder
 from penstock.replica.protocol import fields_of
 from penstock.replica.standby import lease_stream
@@ -39,8 +41,10 @@ def look(target: Target, monitors: Iterable[str] = ()) -> Iterator[Finding]:
     """All findings about the cluster."""
     for server in target.servers:
         yield from _server(server, target)
-    yield from _stream(target)
-    yield from _leader(target)
+    answers = {server: _answer(server, target) for server in target.servers}
+    yield from _stream(target, answers)
+    well = tuple(server for server, answer in answers.items() if isinstance(answer, dict))
+    yield from _leader(replace(target, servers=well or target.servers))
     asked = False
     for monitor in monitors:
         asked = True
@@ -55,7 +59,7 @@ def _server(server: tuple[str, int], target: Target) -> Iterator[Finding]:
     try:
         connection = Connection(server, target.access, ASK_S)
     except (OSError, PenstockError) as error:
-        yield Finding("bad", f"{name} does not answer: {error}", "start it; two of three are needed to store anything")
+        yield _no_entry(name, error)
         return
     connection.close()
     version = str(connection.info.get("version", ""))
@@ -71,18 +75,53 @@ def _server(server: tuple[str, int], target: Target) -> Iterator[Finding]:
         yield Finding("note", text, "max_payload: 8MB")
 
 
-def _stream(target: Target) -> Iterator[Finding]:
-    blocks = JetStream(target, answer_s=ASK_S)
+def _no_entry(name: str, error: Exception) -> Finding:
+    """Why no connection to a server could be made."""
+    if isinstance(error, RefusedError):
+        return Finding("bad", f"{name} lets nobody in: {error}".removesuffix(f"; {LET_IN}"), LET_IN)
+    if isinstance(error, ssl.SSLError):
+        remedy = "--store-authority FILE, and where it asks for a certificate --store-certificate FILE"
+        return Finding("bad", f"{name} and this machine do not agree on TLS: {describe(error)}", remedy)
+    return Finding("bad", f"{name} does not answer: {error}", "start it; two of three are needed to store anything")
+
+
+def _answer(server: tuple[str, int], target: Target) -> dict[str, Any] | Exception:
+    """What this server says of the stream: one may be ill where the others are well."""
+    blocks = JetStream(replace(target, servers=(server,)), answer_s=ASK_S)
     try:
-        found = blocks.describe()
+        return blocks.describe()
+    except (OSError, PenstockError) as error:
+        return error
+    finally:
+        blocks.close()
+
+
+def _stream(target: Target, answers: dict[tuple[str, int], dict[str, Any] | Exception]) -> Iterator[Finding]:
+    """``answers``: what each server says of the stream."""
+    told = {server: answer for server, answer in answers.items() if isinstance(answer, dict)}
+    if not told:
+        # a server that answers knows more than one that is away
+        error = min(answers.values(), key=lambda answer: isinstance(answer, ConnectionError))
+        yield Finding("bad", f"{error}", "nothing can be stored while there is no quorum, or no stream")
+        return
+    for server, answer in answers.items():
+        if isinstance(answer, UnansweredError):
+            text = f"{server[0]}:{server[1]} is of no use for stream {target.stream}: {answer}"
+            yield Finding("bad", text, "look into its log, and whether its disk is full; the others store without it")
+    found = next(iter(told.values()))
+    blocks = JetStream(replace(target, servers=tuple(told)), answer_s=ASK_S)
+    unfit = list(blocks.unfit(found))
+    for problem in unfit:
+        yield Finding("bad", problem, "name another stream, or make it anew")
+    try:
         last = _fields(found, "state").get("last_seq")
-        data = blocks.read(last) if isinstance(last, int) and last else None
+        data = blocks.read(last) if isinstance(last, int) and last and not unfit else None
         if data is not None:
             decode(data, f"block {last} of {blocks.name}")
-    except CorruptionError as error:
-        yield Finding("bad", f"{error}", "the broker puts it right when it stores something")
-    except (OSError, PenstockError) as error:
-        yield Finding("bad", f"{error}", "nothing can be stored while there is no quorum, or no stream")
+    except CorruptionError as damage:
+        yield Finding("bad", f"{damage}", "the broker puts it right when it stores something")
+    except (OSError, PenstockError) as failure:
+        yield Finding("bad", f"{failure}", "nothing can be stored while there is no quorum, or no stream")
         return
     finally:
         blocks.close()
@@ -91,12 +130,10 @@ def _stream(target: Target) -> Iterator[Finding]:
     behind = [f"{one.get('name')} ({one.get('lag', 0)} blocks)" for one in replicas if _lags(one)]
     state = _fields(found, "state")
     leader = cluster.get("leader")
-    text = f"{blocks.name}: {state.get('messages')} blocks, {state.get('bytes')} bytes, {leader or 'nobody'} leads"
-    yield Finding("ok" if leader else "bad", text)
+    who = f"{leader} leads" if cluster else "on one server"
+    yield Finding("ok", f"{blocks.name}: {state.get('messages')} blocks, {state.get('bytes')} bytes, {who}")
     if settings.get("num_replicas", 1) < 3:
         yield Finding("note", f"{blocks.name} has {settings.get('num_replicas', 1)} copy", "three survive a machine")
-    if settings.get("storage") != "file":
-        yield Finding("bad", f"{blocks.name} is kept in memory", "make it anew with storage: file")
     if state.get("num_deleted"):
         text = f"{blocks.name} has lost {state['num_deleted']} blocks: they may be needed on another machine"
         yield Finding("bad", text, "start the broker on its own directory: it puts back what is needed")

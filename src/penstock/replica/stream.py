@@ -37,8 +37,10 @@ HEADERS_BYTES = 512  # bytes of a message besides the block
 WRONG_LAST = (10071, 10164)
 NOT_FOUND, NO_MESSAGE = 404, 10037
 STREAM_NOT_FOUND = 10059
+NOT_CLUSTERED = 10074
 LIMITS_REACHED = (10023, 10077, 10110, 10122)
 MAX_BLOCK_BYTES = 8 << 20
+LEAST_MESSAGE_BYTES = 1 << 16  # a stream that takes less in one message would have chains of tiny blocks
 _NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _HOST = re.compile(r"^(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::(\d{1,5}))?$")
 
@@ -153,15 +155,33 @@ def tls_context(authority: Path | None, certificate: Path | None, key: Path | No
     for path in (authority, certificate, key):
         if path is not None:
             path.open("rb").close()  # its error names the file, that of ssl does not
-    at = authority
     try:
         context = ssl.create_default_context(cafile=authority)
-        if certificate is not None:
-            at = certificate
-            context.load_cert_chain(certificate, key)
     except ssl.SSLError as error:
-        raise InvalidArgument(f"{at} is no certificate in PEM form: {error}") from None
+        raise InvalidArgument(f"{authority} is no certificate in PEM form: {error}") from None
+    if certificate is not None:
+        _load(context, certificate, key)
     return context
+
+
+def _load(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
+    try:
+        context.load_cert_chain(certificate, key)
+        return
+    except ssl.SSLError as error:
+        problem = error
+    if problem.reason == "KEY_VALUES_MISMATCH":
+        raise InvalidArgument(f"{key or certificate} has not the key of the certificate {certificate}")
+    if key is None and b"PRIVATE KEY-----" not in certificate.read_bytes():
+        raise InvalidArgument(f"{certificate} has no key in it: --store-key FILE names it")
+    files = f"{certificate} or its key {key}" if key is not None else f"{certificate}"
+    raise InvalidArgument(f"{files} is no certificate in PEM form: {problem}")
+
+
+def _settings(found: dict[str, Any]) -> dict[str, Any]:
+    """The configuration in a stream's description."""
+    settings = found.get("config")
+    return settings if isinstance(settings, dict) else {}
 
 
 def _server(text: str) -> tuple[str, int]:
@@ -184,12 +204,11 @@ class JetStream:
         self.max_bytes = MAX_BLOCK_BYTES
 
     def open(self) -> dict[str, Any]:
-        """Create the stream if it does not exist; returns its description. StreamError, UnansweredError,
-        ConnectionError.
+        """Create the stream if it does not exist; returns its description. InvalidArgument: it is there and unfit.
+        StreamError, UnansweredError, ConnectionError.
         """
-        self.max_bytes = min(MAX_BLOCK_BYTES, self.client.connection().max_payload - HEADERS_BYTES)
         try:
-            return self.describe()
+            return self.describe_fit()
         except StreamError as error:
             if getattr(error, "number", 0) != STREAM_NOT_FOUND:
                 raise
@@ -209,7 +228,51 @@ class JetStream:
             **self._limits,
         }
         self._ask(f"STREAM.CREATE.{self.target.stream}", configuration)
-        return self.describe()
+        return self.describe_fit()
+
+    def describe_fit(self) -> dict[str, Any]:
+        """``describe``, of a stream that keeps every block. InvalidArgument: it does not, or is another program's."""
+        found = self.describe()
+        problem = next(self.unfit(found), None)
+        if problem is not None:
+            raise InvalidArgument(f"{problem}: name another stream, or make it anew")
+        largest = _settings(found).get("max_msg_size", -1)
+        longest = min(self.client.connection().max_payload, largest if largest > 0 else MAX_BLOCK_BYTES + HEADERS_BYTES)
+        self.max_bytes = min(MAX_BLOCK_BYTES, longest - HEADERS_BYTES)
+        return found
+
+    def unfit(self, found: dict[str, Any]) -> Iterator[str]:
+        """Why a stream of this description must not be used, a sentence each: it is another program's, or its servers
+        drop or refuse blocks by themselves, so that what was confirmed would be lost.
+        """
+        settings = _settings(found)
+        if settings.get("subjects") != [self.subject]:
+            subjects = ", ".join(map(str, settings.get("subjects") or ())) or "none"
+            yield f"{self.name} belongs to something else: its subjects are {subjects}, those of a log {self.subject}"
+        wanted: dict[str, Any] = {"max_msgs": -1, **self._limits}
+        if self._limits:
+            for name, value in wanted.items():
+                if settings.get(name) != value:
+                    yield f"{self.name} is no lease of brokers: {name} is {settings.get(name)}"
+            return
+        refuses = settings.get("discard") == "new"  # then a limit costs nothing that was confirmed
+        for name in ("max_msgs", "max_bytes"):
+            if settings.get(name, -1) > 0 and not refuses:
+                yield f"{self.name} drops its oldest blocks: {name} is {settings[name]}"
+        if settings.get("max_msgs_per_subject", -1) > 0:
+            yield f"{self.name} drops its oldest blocks: max_msgs_per_subject is {settings['max_msgs_per_subject']}"
+        if settings.get("max_age", 0) > 0:
+            yield f"{self.name} drops its oldest blocks: max_age is {settings['max_age'] / 1e9:g} s"
+        if settings.get("retention", "limits") != "limits":
+            yield f"{self.name} drops blocks by itself: retention is {settings['retention']}"
+        if settings.get("storage") != "file":
+            yield f"{self.name} is not kept on disk: storage is {settings.get('storage')}"
+        if 0 < settings.get("max_msg_size", -1) < LEAST_MESSAGE_BYTES:
+            least = f"max_msg_size is {settings['max_msg_size']}, and {LEAST_MESSAGE_BYTES} is the least"
+            yield f"{self.name} refuses blocks: {least}"
+        for name, why in (("no_ack", "confirms nothing"), ("sealed", "takes nothing more")):
+            if settings.get(name):
+                yield f"{self.name} {why}: {name} is set"
 
     def open_patiently(self, seconds: float = 60.0) -> None:
         """``open``, again while there is no quorum: nodes and brokers may be started together."""
@@ -240,11 +303,26 @@ class JetStream:
         """Why the stream cannot be used yet."""
         if getattr(error, "number", 0) == STREAM_NOT_FOUND:
             return f"there is no {self.name} there; {command('broker', 'DIRECTORY', '--store')} ADDRESS makes it"
-        return f"{self.name} has no quorum: {error}" if isinstance(error, UnansweredError) else str(error)
+        if getattr(error, "number", 0) == NOT_CLUSTERED:
+            return f"{error}: one server alone needs ?replicas=1 at the end of the address"
+        return f"{self.name} cannot be used yet: {error}" if isinstance(error, UnansweredError) else str(error)
 
     def describe(self) -> dict[str, Any]:
-        """The cluster's description of the stream."""
-        return self._ask(f"STREAM.INFO.{self.target.stream}", {})
+        """The cluster's description of the stream. A node that is cut off, or whose disk is full, answers too, with
+        what it had then: it names no leader, and counts as one that does not answer.
+        """
+        found = self._ask(f"STREAM.INFO.{self.target.stream}", {})
+        cluster = found.get("cluster")
+        if isinstance(cluster, dict) and not cluster.get("leader"):
+            server = self.client.name
+            self._leave()
+            raise UnansweredError(f"{server} does not know who leads {self.name}")
+        return found
+
+    def _leave(self) -> None:
+        """Ask another server next, where there is one: this one may be the only one that has no quorum."""
+        if len(self.client.servers) > 1:
+            self.client.disconnect()
 
     def _ask(self, verb: str, question: dict[str, Any]) -> dict[str, Any]:
         message = self.client.request(f"$JS.API.{verb}", json.dumps(question).encode(), timeout=self._answer_s)
@@ -253,7 +331,10 @@ class JetStream:
     def _fields(self, message: Message) -> dict[str, Any]:
         """The fields of an answer. If no server is responsible, this counts as no answer."""
         if message.status == NO_RESPONDERS:
-            raise UnansweredError(f"no server answers for {self.name} at the moment")
+            # the others of its cluster may have JetStream, so this alone is no reason to give up
+            why = "" if self.client.connection().info.get("jetstream") else f": {self.client.name} has no JetStream"
+            self._leave()
+            raise UnansweredError(f"no server answers for {self.name} at the moment{why}")
         fields = fields_of(message.data, "answer")
         error = fields.get("error")
         if not isinstance(error, dict):
@@ -263,6 +344,7 @@ class JetStream:
         if number in WRONG_LAST:
             raise WrongLastError(text)
         if code == NO_RESPONDERS and number not in LIMITS_REACHED:  # no leader or no quorum: there may be one later
+            self._leave()
             raise UnansweredError(text)
         failure = StreamError(text)
         failure.number = number  # type: ignore[attr-defined]

@@ -1,0 +1,141 @@
+"""A stream that would drop, refuse or share blocks, or that is another program's, is refused before anything is
+confirmed; an answer of a node that knows no leader is not taken for the cluster's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from penstock.errors import InvalidArgument
+from penstock.replica import JetStream, health
+from penstock.replica.client import Client, Connection, UnansweredError
+from penstock.replica.cluster import Cluster
+from penstock.replica.protocol import Message
+from penstock.replica.standby import lease_stream
+from penstock.replica.stream import Target
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JetStream]:
+    """The stream of a node of its own."""
+    with Cluster(tmp_path_factory.mktemp("node"), 1) as cluster:
+        blocks = cluster.connect()
+        yield blocks
+        blocks.close()
+
+
+def make(node: JetStream, name: str, **settings: Any) -> JetStream:
+    """A stream of somebody's own making, as an administrator may have made it."""
+    wanted = {"name": name, "subjects": [f"penstock.{name}"], "storage": "file", "num_replicas": 1, **settings}
+    node._ask(f"STREAM.CREATE.{name}", wanted)
+    return JetStream(replace(node.target, stream=name))
+
+
+UNFIT: list[tuple[dict[str, Any], str]] = [
+    ({"subjects": ["orders.>"]}, "orders.>"),
+    ({"subjects": ["penstock.unfit", "orders.>"]}, "orders.>"),
+    ({"storage": "memory"}, "storage"),
+    ({"retention": "interest"}, "retention"),
+    ({"retention": "workqueue"}, "retention"),
+    ({"max_msgs": 20}, "max_msgs"),
+    ({"max_bytes": 1 << 20}, "max_bytes"),
+    ({"max_age": 3_600_000_000_000}, "max_age"),
+    ({"max_msgs_per_subject": 20}, "max_msgs_per_subject"),
+    ({"max_msgs_per_subject": 20, "discard": "new"}, "max_msgs_per_subject"),
+    ({"max_msg_size": 1000}, "max_msg_size"),
+    ({"no_ack": True}, "no_ack"),
+]
+
+
+@pytest.mark.parametrize(("settings", "named"), UNFIT, ids=lambda part: part if isinstance(part, str) else "")
+def test_a_stream_that_would_not_keep_every_block_is_refused(
+    node: JetStream, settings: dict[str, Any], named: str
+) -> None:
+    blocks = make(node, "unfit", **settings)
+    try:
+        with pytest.raises(InvalidArgument, match=named):
+            blocks.open()
+        found = [finding for finding in health.look(blocks.target) if finding.verdict == "bad"]
+        assert any(named in finding.text for finding in found)
+        assert not any("puts it right" in finding.remedy for finding in found)
+    finally:
+        blocks._ask("STREAM.DELETE.unfit", {})
+        blocks.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_bytes": 1 << 30, "discard": "new"}, {"max_msg_size": 1 << 20}])
+def test_a_stream_of_an_administrator_that_keeps_every_block_is_taken(
+    node: JetStream, settings: dict[str, Any]
+) -> None:
+    blocks = make(node, "fit", **settings)
+    try:
+        blocks.open()
+        blocks.append(bytes(blocks.max_bytes), 0, "a" * 40)  # the longest block fits
+        assert blocks.bounds().last == 1
+    finally:
+        blocks._ask("STREAM.DELETE.fit", {})
+        blocks.close()
+
+
+def test_a_log_and_the_lease_of_another_one_do_not_share_a_stream(node: JetStream) -> None:
+    """``orders`` with ``--standby`` keeps its lease in ``orders_lead``, which may be the name of a log."""
+    log = JetStream(replace(node.target, stream="orders_lead"))
+    lease = lease_stream(replace(node.target, stream="orders"))
+    try:
+        log.open()
+        log.append(b"block", 0, "a")
+        with pytest.raises(InvalidArgument, match="stream orders_lead"):
+            lease.open()
+        assert log.read(1) == b"block"
+        log._ask("STREAM.DELETE.orders_lead", {})
+        lease.open()
+        with pytest.raises(InvalidArgument, match="stream orders_lead"):
+            log.open()
+        assert not any(finding.verdict == "bad" for finding in health.look(replace(node.target, stream="penstock")))
+    finally:
+        log.close()
+        lease.close()
+
+
+class Cast(Client):
+    """Three servers: the first is alone with an old state, as one whose disk is full; the others know the leader."""
+
+    def __init__(self, answers: list[dict[str, Any]]) -> None:
+        super().__init__([("h", number) for number in range(len(answers))])
+        self.answers = answers
+
+    def connection(self) -> Any:
+        self._connection = cast("Connection", Standing())
+        return self._connection
+
+    def request(self, subject: str, *_: Any, **__: Any) -> Message:
+        self.connection()
+        return Message(subject, "1", json.dumps(self.answers[self._next % len(self.answers)]).encode(), {})
+
+
+class Standing:
+    def close(self) -> None:
+        pass
+
+
+def said(last: int, leader: str) -> dict[str, Any]:
+    state = {"first_seq": 1, "last_seq": last, "messages": last}
+    return {"state": state, "cluster": {"name": "c", **({"leader": leader} if leader else {})}}
+
+
+UNAVAILABLE = {"error": {"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}}
+
+
+@pytest.mark.parametrize("ill", [said(32, ""), UNAVAILABLE], ids=["no leader", "unavailable"])
+def test_a_node_that_knows_no_leader_is_not_believed_and_left(ill: dict[str, Any]) -> None:
+    blocks = JetStream(Target.parse("nats://h:1,h:2/s"))
+    blocks.client = Cast([ill, said(69, "node3")])
+    with pytest.raises(UnansweredError):
+        blocks.bounds()
+    assert blocks.bounds().last == 69
+    assert blocks.bounds().last == 69  # one that answers is not left

@@ -1,0 +1,100 @@
+"""What is said of a cluster that cannot be used names the cause and what to do, and doctor can ask where a broker can."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli import doctor
+from penstock.errors import InvalidArgument, RefusedError, describe
+from penstock.replica import JetStream, health
+from penstock.replica.appender import FencedError
+from penstock.replica.client import Connection, UnansweredError
+from penstock.replica.cluster import server_program
+from penstock.replica.stream import Target, tls_context
+from tests.tcp.test_security import Authority
+
+from .conftest import until
+
+
+@pytest.fixture
+def serve_nats(tmp_path: Path, free_ports: list[int]) -> Iterator[Any]:
+    """Starts a server of these settings; gives its address."""
+    processes = []
+
+    def start(text: str) -> str:
+        path = tmp_path / "nats.conf"
+        path.write_text(f"listen: 127.0.0.1:{free_ports[0]}\n{text}\n")
+        with open(tmp_path / "log", "wb") as log:
+            processes.append(subprocess.Popen([server_program(), "-c", str(path)], stdout=log, stderr=log))
+        until(lambda: b"Server is ready" in (tmp_path / "log").read_bytes(), "the server is ready")
+        return f"nats://127.0.0.1:{free_ports[0]}/x?replicas=1"
+
+    yield start
+    for process in processes:
+        process.terminate()
+        process.wait()
+
+
+def test_a_cluster_that_asks_for_certificates_is_checked(tmp_path: Path, serve_nats: Any) -> None:
+    authority = Authority(tmp_path, "authority")
+    own = authority.issue("own")
+    files = f'cert_file: "{own}", key_file: "{own}", ca_file: "{authority.path}", verify: true'
+    address = serve_nats(f'jetstream {{ store_dir: "{tmp_path}/data" }}\ntls {{ {files} }}')
+    blocks = JetStream(Target.parse(address, tls_context(authority.path, own, None)))
+    blocks.open()
+    blocks.close()
+    words = ["--store", address, "--store-authority", str(authority.path)]
+    done = CliRunner().invoke(doctor.app, words)
+    assert done.exit_code == 4 and "--store-certificate" in done.output and "start it" not in done.output
+    done = CliRunner().invoke(doctor.app, [*words, "--store-certificate", str(own), "--store-key", str(own)])
+    assert done.exit_code == 0, done.output
+
+
+def test_a_server_that_does_not_let_in_is_not_called_down(serve_nats: Any) -> None:
+    target = Target.parse(serve_nats('authorization { token: "secret" }'))
+    with pytest.raises(RefusedError, match=r"Authorization Violation.*PENSTOCK_STORE_TOKEN"):
+        Connection(target.servers[0], target.access, 5.0)
+    found = next(health.look(target))
+    assert "Authorization Violation" in found.text and "PENSTOCK_STORE_TOKEN" in found.remedy
+
+
+def test_a_server_without_jetstream_is_told(serve_nats: Any) -> None:
+    blocks = JetStream(Target.parse(serve_nats("")))
+    with pytest.raises(UnansweredError, match=r"127\.0\.0\.1:\d+ has no JetStream"):
+        blocks.open()
+    blocks.close()
+
+
+def test_copies_that_one_server_cannot_have_are_told(tmp_path: Path, serve_nats: Any) -> None:
+    target = replace(Target.parse(serve_nats(f'jetstream {{ store_dir: "{tmp_path}/data" }}')), replicas=3)
+    blocks = JetStream(target)
+    with pytest.raises(TimeoutError, match=r"\?replicas=1"):
+        blocks.open_patiently(0.0)
+    blocks.close()
+
+
+def test_a_certificate_and_a_key_that_do_not_belong_together_are_told(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    own, other = authority.issue("own"), authority.issue("other")
+    bare = tmp_path / "bare.pem"
+    bare.write_text(own.read_text().partition("-----BEGIN PRIVATE")[0])
+    with pytest.raises(InvalidArgument, match=r"bare\.pem has no key.*--store-key"):
+        tls_context(authority.path, bare, None)
+    with pytest.raises(InvalidArgument, match=r"other.*key.*own"):
+        tls_context(authority.path, own, other)
+
+
+def test_an_error_has_no_number_of_the_system_that_is_none() -> None:
+    assert describe(FencedError("another broker writes")) == "another broker writes"
+    assert describe(ssl.SSLError(1, "certificate verify failed")) == "certificate verify failed"
+    assert describe(socket.gaierror(-2, "Name or service not known")) == "Name or service not known"
+    assert describe(TimeoutError(110, "no answer")) == "no answer (Connection timed out)"
