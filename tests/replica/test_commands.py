@@ -81,6 +81,27 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
         _with_usable_numbers(lambda **_: None)(lease=float("nan"))
 
 
+def test_what_a_leader_could_not_be_started_with_is_refused_before_it_stands_by(
+    tmp_path: Path, free_ports: list[int]
+) -> None:
+    missing = str(tmp_path / "missing")
+    wrong = {
+        "reachable from other machines": ["--host", "0.0.0.0"],
+        "missing": ["--tokens", missing],
+        "No such file": ["--certificate", missing],
+        "key= goes with certificate=": ["--key", missing],
+        "client_authority= goes with certificate=": ["--client-authority", missing],
+        "--quota 'much' is no size": ["--quota", "much"],
+        "keep 'long' is no size": ["--keep", "long"],
+    }
+    for words, options in wrong.items():
+        arguments = [str(tmp_path / "b"), str(free_ports[0]), "--store", NOBODY, "--standby", *options]
+        ran = command.run("broker", *arguments, timeout=LONG)  # nobody is at NOBODY: one that is content waits there
+        assert ran.returncode in (1, 2) and words in ran.stderr, (options, ran.stderr)
+        assert "trying on" not in ran.stderr
+    assert not (tmp_path / "b").exists()
+
+
 def test_nobody_listens_is_said_while_it_is_tried(tmp_path: Path, free_ports: list[int], start: Start) -> None:
     for words in (["replica", str(tmp_path / "a")], ["broker", str(tmp_path / "b"), str(free_ports[0]), "--standby"]):
         process = start(*words, "--store", NOBODY)
