@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     started = Server(tmp_path_factory.mktemp("nats"))
     yield started
     started.end()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONG
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def read(subscriber: Any, count: int) -> list[Any]:
@@ -176,6 +184,44 @@ def test_a_server_that_is_started_again_is_gone_on_with(tmp_path: Path, caplog: 
                     publisher.publish(b"after")
             told = [record.getMessage().partition(": ")[2] for record in caplog.records]
             assert "the connection was lost; connecting again" in told and "connected again" in told, told
+    finally:
+        server.end()
+
+
+def test_a_late_answer_costs_no_later_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(tmp_path)
+    try:
+        with (
+            penstock.subscriber(server.address("late")) as subscriber,
+            penstock.publisher(server.address("late"), timeout=1.0) as publisher,
+        ):
+            server.process.send_signal(signal.SIGSTOP)
+            with pytest.raises(TimeoutError):
+                publisher.publish(b"while it is stopped")
+            server.process.send_signal(signal.SIGCONT)
+            assert bytes(subscriber.receive(timeout=LONG)) == b"while it is stopped"
+            publisher.publish(b"later", timeout=LONG)
+            assert bytes(subscriber.receive(timeout=LONG)) == b"later"
+            assert "Traceback" not in caplog.text and "the connection was lost" not in caplog.text
+            server.end()
+            with pytest.raises(TimeoutError):  # no server has it
+                publisher.publish(b"nobody is there", timeout=1.0)
+    finally:
+        server.end()
+
+
+def test_what_is_published_during_a_reconnect_is_confirmed_by_the_server(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    try:
+        with penstock.publisher(server.address("gone"), timeout=1.0) as publisher:
+            server.end()
+            wait_until(lambda: not publisher._connection.client.is_connected)  # type: ignore[attr-defined]
+            with pytest.raises(TimeoutError):
+                publisher.publish(b"nobody is there")
+            assert publisher.ledger.delivered == 0
+            server.start()
+            publisher.publish(b"again", timeout=LONG)
+            assert publisher.ledger.delivered == 1
     finally:
         server.end()
 
