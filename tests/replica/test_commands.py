@@ -142,6 +142,34 @@ def test_a_cluster_in_any_directory_and_one_at_a_time(tmp_path: Path, free_ports
         check_leader(cluster, tmp_path, free_ports, start)
 
 
+@pytest.mark.timeout(120)
+def test_streams_of_others_and_copies_that_cannot_be_are_refused_at_once(tmp_path: Path, free_ports: list[int]) -> None:
+    with Cluster(tmp_path / "nodes", 1, token="sesame") as cluster:  # noqa: S106 - of this test
+        theirs = cluster.address.replace("/penstock", "/theirs")
+        owner = JetStream(Target.parse(theirs, None, "sesame"), limits={"subjects": ["orders.>"]})
+        with contextlib.closing(owner):
+            with pytest.raises(InvalidArgument, match="it is not one that a Penstock broker has made"):
+                owner.open_patiently()
+            owner.client.request("orders.one", b"of somebody else", timeout=LONG)
+        port = str(free_ports[0])
+        secret = {"PENSTOCK_STORE_TOKEN": "sesame", "timeout": LONG}
+        for words in (["replica", "f"], ["broker", "b", port], ["broker", "b", port, "--standby"]):
+            done = command.run(*words, "--store", theirs, cwd=tmp_path, **secret)  # type: ignore[arg-type]
+            assert done.returncode == 2 and "stream theirs takes orders.>: it is not" in done.stderr, done.stderr
+        found = command.run("doctor", "--store", theirs, **secret)  # type: ignore[arg-type]
+        assert "it is not one that a Penstock broker has made" in found.stdout and "puts it right" not in found.stdout
+        with contextlib.closing(JetStream(Target.parse(theirs, None, "sesame"))) as blocks:
+            names = blocks._ask("STREAM.NAMES", {})["streams"]
+        assert "theirs_lead" not in names
+        three = cluster.address.replace("/penstock", "/new").replace("?replicas=1", "")
+        done = command.run("broker", "b", port, "--store", three, cwd=tmp_path, **secret)  # type: ignore[arg-type]
+        assert done.returncode == 2 and "add ?replicas=1" in done.stderr
+        done = command.run("replica", "f", "--store", theirs, cwd=tmp_path, timeout=LONG)
+        assert done.returncode == 1 and "its token is given in PENSTOCK_STORE_TOKEN" in done.stderr
+        found = command.run("doctor", "--store", theirs, timeout=LONG)
+        assert "Authorization Violation" in found.stdout and "start it" not in found.stdout
+
+
 def check_leader(cluster: Cluster, place: Path, ports: list[int], start: Start) -> None:
     """Doctor tells which broker leads, and when none does; what a broker has, no other one of the group takes."""
     words = [str(place / "s"), str(ports[0]), "--store", cluster.address, "--standby", "--lease", "1"]

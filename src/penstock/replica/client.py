@@ -81,7 +81,10 @@ class Connection:
             if isinstance(event, Pong):
                 return
             if isinstance(event, Failure):
-                raise RefusedError(f"{_name(self.server)} says: {event.text}")
+                hint = ""
+                if "authorization" in event.text.lower():
+                    hint = "; its token is given in PENSTOCK_STORE_TOKEN or as nats://TOKEN@HOST"
+                raise RefusedError(f"{_name(self.server)} says: {event.text}{hint}")
 
     def send(self, *pieces: bytes) -> None:
         """Send everything."""

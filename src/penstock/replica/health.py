@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.errors import CorruptionError, InvalidArgument, PenstockError
+from penstock.errors import CorruptionError, InvalidArgument, PenstockError, RefusedError
 from penstock.replica.block import decode
 from penstock.replica.client import Connection
 from penstock.replica.lease import LEASE_S, MARGIN, Holder
@@ -54,6 +54,9 @@ def _server(server: tuple[str, int], target: Target) -> Iterator[Finding]:
     name = f"{server[0]}:{server[1]}"
     try:
         connection = Connection(server, target.access, ASK_S)
+    except RefusedError as error:
+        yield Finding("bad", f"{error}")
+        return
     except (OSError, PenstockError) as error:
         yield Finding("bad", f"{name} does not answer: {error}", "start it; two of three are needed to store anything")
         return
@@ -81,6 +84,9 @@ def _stream(target: Target) -> Iterator[Finding]:
             decode(data, f"block {last} of {blocks.name}")
     except CorruptionError as error:
         yield Finding("bad", f"{error}", "the broker puts it right when it stores something")
+    except InvalidArgument as error:
+        yield Finding("bad", f"{error}", "the broker's --store has the right one")
+        return
     except (OSError, PenstockError) as error:
         yield Finding("bad", f"{error}", "nothing can be stored while there is no quorum, or no stream")
         return

@@ -37,6 +37,7 @@ HEADERS_BYTES = 512  # bytes of a message besides the block
 WRONG_LAST = (10071, 10164)
 NOT_FOUND, NO_MESSAGE = 404, 10037
 STREAM_NOT_FOUND = 10059
+NOT_CLUSTERED = 10074  # more than one copy was asked of a server that is alone
 LIMITS_REACHED = (10023, 10077, 10110, 10122)
 MAX_BLOCK_BYTES = 8 << 20
 _NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
@@ -208,7 +209,14 @@ class JetStream:
             "deny_delete": True,
             **self._limits,
         }
-        self._ask(f"STREAM.CREATE.{self.target.stream}", configuration)
+        try:
+            self._ask(f"STREAM.CREATE.{self.target.stream}", configuration)
+        except StreamError as error:
+            if getattr(error, "number", 0) != NOT_CLUSTERED:
+                raise
+            servers = ",".join(f"{host}:{port}" for host, port in self.target.servers)
+            text = f"the server at {servers} is of no cluster and keeps one copy, not {self.target.replicas}"
+            raise InvalidArgument(f"{text}: add ?replicas=1 to the store's address, or start three servers") from None
         return self.describe()
 
     def open_patiently(self, seconds: float = 60.0) -> None:
@@ -243,8 +251,14 @@ class JetStream:
         return f"{self.name} has no quorum: {error}" if isinstance(error, UnansweredError) else str(error)
 
     def describe(self) -> dict[str, Any]:
-        """The cluster's description of the stream."""
-        return self._ask(f"STREAM.INFO.{self.target.stream}", {})
+        """The cluster's description of the stream. InvalidArgument: it is somebody else's, with other subjects."""
+        found = self._ask(f"STREAM.INFO.{self.target.stream}", {})
+        settings = found.get("config")
+        subjects = settings.get("subjects") if isinstance(settings, dict) else None
+        if isinstance(subjects, list) and subjects and not {self.subject, "penstock.*", "penstock.>", ">"} & {*subjects}:
+            text = f"{self.name} takes {', '.join(map(str, subjects))}: it is not one that a Penstock broker has made"
+            raise InvalidArgument(f"{text}, and is left as it is; give another name")
+        return found
 
     def _ask(self, verb: str, question: dict[str, Any]) -> dict[str, Any]:
         message = self.client.request(f"$JS.API.{verb}", json.dumps(question).encode(), timeout=self._answer_s)
