@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import penstock
 from penstock.bridge import Bridge
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
 from penstock.nats.connection import check_subject, headers_of, properties_of
+from penstock.nats.subscribing import _nanoseconds
 from penstock.observe.explain import explain
 
 pytest.importorskip("nats", reason="nats-py is not installed")
@@ -224,6 +226,34 @@ def test_what_is_published_during_a_reconnect_is_confirmed_by_the_server(tmp_pat
             assert publisher.ledger.delivered == 1
     finally:
         server.end()
+
+
+def test_the_room_opens_handles_more_than_once(server: Server) -> None:
+    for _ in range(2):
+        with (
+            penstock.nats.subscriber(server.address("twice")) as subscriber,
+            penstock.nats.publisher(f"127.0.0.1:{server.port}/twice") as publisher,
+        ):
+            publisher.publish(b"x")
+            assert bytes(subscriber.receive(LONG)) == b"x"
+
+
+def test_names_that_no_server_takes_and_calls_are_refused(server: Server) -> None:
+    server.make_stream("NAMES", ["names.>"])
+    for option, name in (("durable", "a.b"), ("durable", "a b"), ("stream", "a*")):
+        with pytest.raises(InvalidArgument, match=f"{option}='.*' is no name at a NATS server"):
+            penstock.subscriber(server.address("names.a"), **{"stream": "NAMES", option: name})
+    with penstock.publisher(server.address("names.a")) as publisher, pytest.raises(TypeError, match="text to text"):
+        publisher.publish(b"x", properties={"number": 1})  # type: ignore[call-arg]
+    with pytest.raises(InvalidArgument, match="calls do not go over NATS"):
+        penstock.client(server.address("names.a"))
+    with pytest.raises(InvalidArgument, match="calls do not go over NATS"):
+        penstock.server(server.address("names.a"), bytes.upper)
+
+
+def test_times_of_a_stream_are_not_rounded() -> None:
+    at = datetime.datetime(2026, 11, 17, 21, 19, 11, 939243, datetime.UTC)
+    assert _nanoseconds(at) == 1_794_950_351_939_243_000
 
 
 def test_bridges_to_and_from_other_reaches(server: Server, tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def headers_of(properties: Mapping[str, str] | None, timestamp_ns: int | None) -
     """Properties as headers. Refuses what a header cannot hold, and names that have a meaning for the server."""
     found = {}
     for name, value in (properties or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"properties are text to text, not {name!r}: {value!r}")
         if not name or not name.isascii() or not name.isprintable() or set(name) & set(": "):
             raise InvalidArgument(f"property {name!r} cannot be a header of NATS: ASCII without blanks and colons")
         if name.lower().startswith("nats-"):
