@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import penstock
 from penstock.bridge import Bridge
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
 from penstock.nats.connection import check_subject, headers_of, properties_of
+from penstock.nats.subscribing import _nanoseconds
 from penstock.observe.explain import explain
 
 pytest.importorskip("nats", reason="nats-py is not installed")
@@ -75,6 +78,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     started = Server(tmp_path_factory.mktemp("nats"))
     yield started
     started.end()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONG
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def read(subscriber: Any, count: int) -> list[Any]:
@@ -180,6 +190,72 @@ def test_a_server_that_is_started_again_is_gone_on_with(tmp_path: Path, caplog: 
                 time.sleep(0.01)
     finally:
         server.end()
+
+
+def test_a_late_answer_costs_no_later_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(tmp_path)
+    try:
+        with (
+            penstock.subscriber(server.address("late")) as subscriber,
+            penstock.publisher(server.address("late"), timeout=1.0) as publisher,
+        ):
+            server.process.send_signal(signal.SIGSTOP)
+            with pytest.raises(TimeoutError):
+                publisher.publish(b"while it is stopped")
+            server.process.send_signal(signal.SIGCONT)
+            assert bytes(subscriber.receive(timeout=LONG)) == b"while it is stopped"
+            publisher.publish(b"later", timeout=LONG)
+            assert bytes(subscriber.receive(timeout=LONG)) == b"later"
+            assert "Traceback" not in caplog.text and "the connection was lost" not in caplog.text
+            server.end()
+            with pytest.raises(TimeoutError):  # no server has it
+                publisher.publish(b"nobody is there", timeout=1.0)
+    finally:
+        server.end()
+
+
+def test_what_is_published_during_a_reconnect_is_confirmed_by_the_server(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    try:
+        with penstock.publisher(server.address("gone"), timeout=1.0) as publisher:
+            server.end()
+            wait_until(lambda: not publisher._connection.client.is_connected)  # type: ignore[attr-defined]
+            with pytest.raises(TimeoutError):
+                publisher.publish(b"nobody is there")
+            assert publisher.ledger.delivered == 0
+            server.start()
+            publisher.publish(b"again", timeout=LONG)
+            assert publisher.ledger.delivered == 1
+    finally:
+        server.end()
+
+
+def test_the_room_opens_handles_more_than_once(server: Server) -> None:
+    for _ in range(2):
+        with (
+            penstock.nats.subscriber(server.address("twice")) as subscriber,
+            penstock.nats.publisher(f"127.0.0.1:{server.port}/twice") as publisher,
+        ):
+            publisher.publish(b"x")
+            assert bytes(subscriber.receive(LONG)) == b"x"
+
+
+def test_names_that_no_server_takes_and_calls_are_refused(server: Server) -> None:
+    server.make_stream("NAMES", ["names.>"])
+    for option, name in (("durable", "a.b"), ("durable", "a b"), ("stream", "a*")):
+        with pytest.raises(InvalidArgument, match=f"{option}='.*' is no name at a NATS server"):
+            penstock.subscriber(server.address("names.a"), **{"stream": "NAMES", option: name})
+    with penstock.publisher(server.address("names.a")) as publisher, pytest.raises(TypeError, match="text to text"):
+        publisher.publish(b"x", properties={"number": 1})  # type: ignore[call-arg]
+    with pytest.raises(InvalidArgument, match="calls do not go over NATS"):
+        penstock.client(server.address("names.a"))
+    with pytest.raises(InvalidArgument, match="calls do not go over NATS"):
+        penstock.server(server.address("names.a"), bytes.upper)
+
+
+def test_times_of_a_stream_are_not_rounded() -> None:
+    at = datetime.datetime(2026, 11, 17, 21, 19, 11, 939243, datetime.UTC)
+    assert _nanoseconds(at) == 1_794_950_351_939_243_000
 
 
 def test_bridges_to_and_from_other_reaches(server: Server, tmp_path: Path) -> None:

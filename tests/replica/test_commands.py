@@ -81,6 +81,27 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
         _with_usable_numbers(lambda **_: None)(lease=float("nan"))
 
 
+def test_what_a_leader_could_not_be_started_with_is_refused_before_it_stands_by(
+    tmp_path: Path, free_ports: list[int]
+) -> None:
+    missing = str(tmp_path / "missing")
+    wrong = {
+        "reachable from other machines": ["--host", "0.0.0.0"],
+        "missing": ["--tokens", missing],
+        "No such file": ["--certificate", missing],
+        "key= goes with certificate=": ["--key", missing],
+        "client_authority= goes with certificate=": ["--client-authority", missing],
+        "--quota 'much' is no size": ["--quota", "much"],
+        "keep 'long' is no size": ["--keep", "long"],
+    }
+    for words, options in wrong.items():
+        arguments = [str(tmp_path / "b"), str(free_ports[0]), "--store", NOBODY, "--standby", *options]
+        ran = command.run("broker", *arguments, timeout=LONG)  # nobody is at NOBODY: one that is content waits there
+        assert ran.returncode in (1, 2) and words in ran.stderr, (options, ran.stderr)
+        assert "trying on" not in ran.stderr
+    assert not (tmp_path / "b").exists()
+
+
 def test_nobody_listens_is_said_while_it_is_tried(tmp_path: Path, free_ports: list[int], start: Start) -> None:
     for words in (["replica", str(tmp_path / "a")], ["broker", str(tmp_path / "b"), str(free_ports[0]), "--standby"]):
         process = start(*words, "--store", NOBODY)
@@ -119,6 +140,34 @@ def test_a_cluster_in_any_directory_and_one_at_a_time(tmp_path: Path, free_ports
         assert "listening" in leader.stdout.readline() and "following" in follower.stdout.readline()
         assert (ended(follower), ended(leader)) == (0, 0)
         check_leader(cluster, tmp_path, free_ports, start)
+
+
+@pytest.mark.timeout(120)
+def test_streams_of_others_and_copies_that_cannot_be_are_refused_at_once(tmp_path: Path, free_ports: list[int]) -> None:
+    with Cluster(tmp_path / "nodes", 1, token="sesame") as cluster:  # noqa: S106 - of this test
+        theirs = cluster.address.replace("/penstock", "/theirs")
+        owner = JetStream(Target.parse(theirs, None, "sesame"), limits={"subjects": ["orders.>"]})
+        with contextlib.closing(owner):
+            with pytest.raises(InvalidArgument, match="belongs to something else"):
+                owner.open_patiently()
+            owner.client.request("orders.one", b"of somebody else", timeout=LONG)
+        port = str(free_ports[0])
+        secret = {"PENSTOCK_STORE_TOKEN": "sesame", "timeout": LONG}
+        for words in (["replica", "f"], ["broker", "b", port], ["broker", "b", port, "--standby"]):
+            done = command.run(*words, "--store", theirs, cwd=tmp_path, **secret)  # type: ignore[arg-type]
+            assert done.returncode == 2 and "stream theirs belongs to something else: its subjects are orders.>" in done.stderr, done.stderr
+        found = command.run("doctor", "--store", theirs, **secret)  # type: ignore[arg-type]
+        assert "belongs to something else" in found.stdout and "puts it right" not in found.stdout
+        with contextlib.closing(JetStream(Target.parse(theirs, None, "sesame"))) as blocks:
+            names = blocks._ask("STREAM.NAMES", {})["streams"]
+        assert "theirs_lead" not in names
+        three = cluster.address.replace("/penstock", "/new").replace("?replicas=1", "")
+        done = command.run("broker", "b", port, "--store", three, cwd=tmp_path, **secret)  # type: ignore[arg-type]
+        assert done.returncode == 2 and "add ?replicas=1" in done.stderr
+        done = command.run("replica", "f", "--store", theirs, cwd=tmp_path, timeout=LONG)
+        assert done.returncode == 1 and "give its token (PENSTOCK_STORE_TOKEN" in done.stderr
+        found = command.run("doctor", "--store", theirs, timeout=LONG)
+        assert "Authorization Violation" in found.stdout and "start it" not in found.stdout
 
 
 def check_leader(cluster: Cluster, place: Path, ports: list[int], start: Start) -> None:

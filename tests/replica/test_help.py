@@ -77,8 +77,8 @@ def test_a_server_without_jetstream_is_told(serve_nats: Any) -> None:
 def test_copies_that_one_server_cannot_have_are_told(tmp_path: Path, serve_nats: Any) -> None:
     target = replace(Target.parse(serve_nats(f'jetstream {{ store_dir: "{tmp_path}/data" }}')), replicas=3)
     blocks = JetStream(target)
-    with pytest.raises(TimeoutError, match=r"\?replicas=1"):
-        blocks.open_patiently(0.0)
+    with pytest.raises(InvalidArgument, match=r"add \?replicas=1"):
+        blocks.open_patiently()
     blocks.close()
 
 

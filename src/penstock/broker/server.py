@@ -27,16 +27,17 @@ from penstock.address import is_loopback
 from penstock.broker import notify
 from penstock.broker.broker import LAZY_S, Broker
 from penstock.broker.connection import TURN_S, Connection, ConnectionLimits
-from penstock.broker.endpoint import descriptors, listen, tls_context
+from penstock.broker.endpoint import descriptors, listen
+from penstock.broker.entry import Entry
 from penstock.broker.limits import Limits
 from penstock.broker.liveness import PROBES
 from penstock.broker.queue import Queue
-from penstock.broker.rights import EVERYTHING, Rights, Tokens
+from penstock.broker.rights import EVERYTHING, Rights
 from penstock.broker.session import Session
 from penstock.broker.store import DISK_FULL, JournalStore, Store
 from penstock.broker.unfinished import Unfinished
 from penstock.broker.words import Disconnect
-from penstock.errors import InvalidArgument, PenstockError, RefusedError, StateError
+from penstock.errors import InvalidArgument, PenstockError, StateError
 
 log = logging.getLogger("penstock.broker")
 HELLO_S = 10.0  # time to show a token, or to finish the TLS handshake
@@ -80,23 +81,22 @@ class Server:
         """
         if not 0 <= port <= 65_535:
             raise InvalidArgument(f"port={port} must be 0 to 65535")
-        if certificate is None and (key is not None or client_authority is not None):
-            name = "key" if key is not None else "client_authority"
-            raise InvalidArgument(f"{name}= goes with certificate=: without that nothing is encrypted or checked")
-        self.tokens = Tokens(Path(tokens) if tokens else None)
-        loopback = is_loopback(host)
-        if not (loopback or self.tokens.required or insecure):
-            raise RefusedError(
-                f"{host} is reachable from other machines: give --tokens (and --certificate), or say --insecure"
-            )
-        if self.tokens.required and not loopback and certificate is None:
-            log.warning("tokens travel in clear to %s; give --certificate, so that nobody on the way reads them", host)
-        self.raw_allowed = not self.tokens.required and (loopback or insecure)
+        entry = Entry(
+            host,
+            tokens=tokens,
+            certificate=certificate,
+            key=key,
+            client_authority=client_authority,
+            insecure=insecure,
+        )
+        entry.warn()
+        self.tokens = entry.tokens
+        self.raw_allowed = entry.raw_allowed
+        self._tls = entry.tls
         self.limits = limits or Limits()
         self.connection_limits = connection_limits or ConnectionLimits(max_message_bytes=self.limits.max_message_bytes)
         self.drain_s = drain_s
         self.max_connections = min(max_connections, descriptors() - 64)
-        self._tls = tls_context(certificate, key, client_authority)
         if store is None:
             if directory is None:
                 raise InvalidArgument("a broker needs a directory for its journal")

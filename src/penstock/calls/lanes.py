@@ -18,9 +18,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator
 from typing import Any
 
-from penstock.address import Address, convert, option_names, parse
+from penstock.address import Address, convert, option_names, parse, without_secrets
 from penstock.calls.envelope import Envelope
 from penstock.errors import InvalidArgument, nearest
+
+OTHERS = "use bus:, shm:, tcp:// or broker://"
 
 
 @contextlib.contextmanager
@@ -136,7 +138,9 @@ def module_of(text: str) -> Any:
 
     scheme = text.partition(":")[0] if isinstance(text, str) else ""
     if scheme == "journal":
-        raise InvalidArgument(f"address {text!r}: a journal answers nobody; use bus:, shm:, tcp:// or broker://")
+        raise InvalidArgument(f"address {text!r}: a journal answers nobody; {OTHERS}")
+    if scheme == "nats":
+        raise InvalidArgument(f"address {without_secrets(text)!r}: calls do not go over NATS; {OTHERS}")
     modules = {"bus": "paired", "shm": "paired", "tcp": "stream", "broker": "queued"}
     if scheme not in modules:
         parse(text)  # raises with the valid schemes

@@ -147,6 +147,8 @@ def broker(
     [green]broker://HOST:PORT,HOST:PORT/TOPIC[/]. The cluster's token may be given in PENSTOCK_STORE_TOKEN.
     """
     from penstock.broker import ConnectionLimits, Limits, Server
+    from penstock.broker.entry import Entry
+    from penstock.broker.store import Keep
 
     exits.log_to_stderr("%(levelname)s %(name)s: %(message)s", logging.DEBUG if verbose else logging.INFO)
     rules = {"retain_age_s": retain_age, "retain_bytes": retain_bytes, "retain_queues": retain_queues}
@@ -155,6 +157,23 @@ def broker(
     if standby and (store is None or port == 0):
         raise InvalidArgument("--standby goes with --store ADDRESS and a port other than 0, which clients know")
     _check_store(store, standby=standby, lease=lease, seed=seed, sync=sync)
+    limits = Limits(
+        max_message_bytes=max_message,
+        max_topics=max_topics,
+        quota_bytes=size_bytes(quota, "--quota"),
+        deduplication_s=deduplication,
+    )
+    connection_limits = ConnectionLimits(
+        max_message_bytes=max_message,
+        max_rate=max_rate,
+        max_unacknowledged=max_unacknowledged,
+        keepalive_s=keepalive,
+    )
+    access: dict[str, Any] = {"tokens": tokens, "certificate": certificate, "key": key}
+    access |= {"client_authority": client_authority, "insecure": insecure}
+    # now, not when a broker that stands by is needed
+    Keep.parse(keep)
+    Entry(host, **access)
     if standby:
         _check_place(directory, host, port)
     replica = None
@@ -163,34 +182,18 @@ def broker(
         if seed:
             _seed(directory, replica)
 
-    limits = Limits(
-        max_message_bytes=max_message,
-        max_topics=max_topics,
-        quota_bytes=size_bytes(quota, "--quota"),
-        deduplication_s=deduplication,
-    )
-
     def serve(replica: Replica | None, leads: Callable[[], bool] | None = None) -> Server:
         return Server(
             directory,
             port,
             host=host,
             limits=limits,
-            connection_limits=ConnectionLimits(
-                max_message_bytes=max_message,
-                max_rate=max_rate,
-                max_unacknowledged=max_unacknowledged,
-                keepalive_s=keepalive,
-            ),
+            connection_limits=connection_limits,
             max_connections=max_connections,
-            tokens=tokens,
-            certificate=certificate,
-            key=key,
-            client_authority=client_authority,
-            insecure=insecure,
             drain_s=drain,
             store=None if replica is None else _replicated(directory, replica, limits.quota_bytes, journal_options),
             leads=leads,
+            **access,
             **journal_options,
         )
 

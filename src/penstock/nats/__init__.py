@@ -30,7 +30,7 @@ def open_publisher(
 ) -> Publisher:
     """A publisher for ``nats://HOST:PORT/SUBJECT``. ``jetstream``: each message is confirmed by its stream."""
     from penstock.nats.connection import Access
-    from penstock.nats.publisher import Publisher
+    from penstock.nats.publishing import Publisher
 
     access = Access(address.host, address.port or PORT, token, user, password, tls, timeout)
     return Publisher(access, address.topic, jetstream=jetstream)
@@ -55,7 +55,7 @@ def open_subscriber(
     ``durable`` the server remembers under that name what was read, and redelivers the rest.
     """
     from penstock.nats.connection import Access
-    from penstock.nats.subscriber import Subscriber
+    from penstock.nats.subscribing import Subscriber
 
     access = Access(address.host, address.port or PORT, token, user, password, tls, timeout)
     return Subscriber(access, address.topic, queue=queue, stream=stream, durable=durable).call_in_thread(on_message)

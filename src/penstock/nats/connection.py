@@ -21,6 +21,7 @@ from penstock.throttle import Throttle
 log = logging.getLogger("penstock.nats")
 TIME_HEADER = "Penstock-Time-Ns"
 MAX_HEADERS_BYTES = 64 << 10
+FLUSH_POLL_S = 0.02
 Result = TypeVar("Result")
 
 
@@ -75,6 +76,8 @@ def headers_of(properties: Mapping[str, str] | None, timestamp_ns: int | None) -
     """Properties as headers. Refuses what a header cannot hold, and names that have a meaning for the server."""
     found = {}
     for name, value in (properties or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"properties are text to text, not {name!r}: {value!r}")
         if not name or not name.isascii() or not name.isprintable() or set(name) & set(": "):
             raise InvalidArgument(f"property {name!r} cannot be a header of NATS: ASCII without blanks and colons")
         if name.lower().startswith("nats-"):
@@ -100,21 +103,38 @@ def properties_of(headers: Mapping[str, str] | None) -> tuple[dict[str, str], in
 
 
 def _client_of(access: Access) -> Any:
-    """A client of nats-py that insists on TLS. By itself nats-py encrypts only if the server asks for it: a server
-    without TLS, or an attacker in between, would get the credentials and the messages unencrypted.
-    """
+    """A client of nats-py that insists on TLS where that is wanted, and whose ``flush`` means what it says."""
     from nats.aio.client import Client
 
-    class Encrypted(Client):  # type: ignore[misc, unused-ignore]
+    class Careful(Client):  # type: ignore[misc, unused-ignore]
         def _connect_command(self) -> bytes:
-            if not self._server_info.get("tls_required"):
+            # By itself nats-py encrypts only if the server asks for it: a server without TLS, or an attacker in
+            # between, would get the credentials and the messages unencrypted.
+            if access.tls and not self._server_info.get("tls_required"):
                 said = f"the NATS server at {access.place} offers no TLS; nothing was sent to it"
                 # the first connection fails at once, a reconnect tries again
                 raise OSError(said) if self.is_reconnecting else RefusedError(said)
             command: bytes = super()._connect_command()
             return command
 
-    return Encrypted() if access.tls else Client()
+        async def _process_pong(self) -> None:
+            # The answer to a `flush` that was given up: nats-py would set the result of a cancelled future, and its
+            # loop that reads would end by that error.
+            if self._pongs and self._pongs[0].done():
+                self._pongs[0] = asyncio.get_running_loop().create_future()
+            await super()._process_pong()
+
+        async def flush(self, timeout: float = 10) -> None:
+            # While nobody reads, as during a reconnect, that of nats-py returns without the server's answer.
+            while not self.is_closed and not (self.is_connected and self._reads):
+                await asyncio.sleep(FLUSH_POLL_S)
+            await super().flush(timeout)  # type: ignore[arg-type, unused-ignore]
+
+        @property
+        def _reads(self) -> bool:
+            return self._reading_task is not None and not self._reading_task.done()
+
+    return Careful()
 
 
 class Connection:
@@ -230,5 +250,5 @@ class Connection:
     async def _leave(self) -> None:
         self._leaving = True
         with contextlib.suppress(Exception):
-            await self.client.flush(2)
+            await asyncio.wait_for(self.client.flush(2), 2)  # it may be connecting again
         await self.client.close()

@@ -37,7 +37,7 @@ HEADERS_BYTES = 512  # bytes of a message besides the block
 WRONG_LAST = (10071, 10164)
 NOT_FOUND, NO_MESSAGE = 404, 10037
 STREAM_NOT_FOUND = 10059
-NOT_CLUSTERED = 10074
+NOT_CLUSTERED = 10074  # more than one copy was asked of a server that is alone
 LIMITS_REACHED = (10023, 10077, 10110, 10122)
 MAX_BLOCK_BYTES = 8 << 20
 LEAST_MESSAGE_BYTES = 1 << 16  # a stream that takes less in one message would have chains of tiny blocks
@@ -227,7 +227,14 @@ class JetStream:
             "deny_delete": True,
             **self._limits,
         }
-        self._ask(f"STREAM.CREATE.{self.target.stream}", configuration)
+        try:
+            self._ask(f"STREAM.CREATE.{self.target.stream}", configuration)
+        except StreamError as error:
+            if getattr(error, "number", 0) != NOT_CLUSTERED:
+                raise
+            servers = ",".join(f"{host}:{port}" for host, port in self.target.servers)
+            text = f"the server at {servers} is of no cluster and keeps one copy, not {self.target.replicas}"
+            raise InvalidArgument(f"{text}: add ?replicas=1 to the store's address, or start three servers") from None
         return self.describe_fit()
 
     def describe_fit(self) -> dict[str, Any]:
@@ -303,8 +310,6 @@ class JetStream:
         """Why the stream cannot be used yet."""
         if getattr(error, "number", 0) == STREAM_NOT_FOUND:
             return f"there is no {self.name} there; {command('broker', 'DIRECTORY', '--store')} ADDRESS makes it"
-        if getattr(error, "number", 0) == NOT_CLUSTERED:
-            return f"{error}: one server alone needs ?replicas=1 at the end of the address"
         return f"{self.name} cannot be used yet: {error}" if isinstance(error, UnansweredError) else str(error)
 
     def describe(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import itertools
 import json
 import os
@@ -39,6 +40,9 @@ class Subscriber(channel.Subscriber):
         self.subject = check_subject(subject, wildcards=True)
         if durable and not stream:
             raise InvalidArgument("durable= is for a JetStream stream: give stream=NAME too")
+        for option, name in (("stream", stream), ("durable", durable)):
+            if not name.isprintable() or set(name) & set(" .*>/\\"):
+                raise InvalidArgument(f"{option}={name!r} is no name at a NATS server: no blanks and none of . * > / \\")
         if queue and stream:
             raise InvalidArgument("queue= is core NATS; readers of a stream share its messages by durable=NAME")
         self._counters = Counters("nats", "subscriber", f"{access.place}/{subject}")
@@ -142,7 +146,7 @@ class Subscriber(channel.Subscriber):
         if self._jetstream:
             about = message.metadata
             position = about.sequence.stream
-            time_ns = time_ns if time_ns is not None else int(about.timestamp.timestamp() * 1e9)
+            time_ns = time_ns if time_ns is not None else _nanoseconds(about.timestamp)
             if about.num_delivered and about.num_delivered > 1:
                 self._counters.add("redelivered", 1)
         with self._lock:
@@ -279,3 +283,8 @@ class Subscriber(channel.Subscriber):
                 self._final = self.ledger
                 self._counters.close()
                 os.close(self._ready)
+
+
+def _nanoseconds(at: datetime.datetime) -> int:
+    """Since 1970, exactly: a float of that size is off by hundreds of nanoseconds."""
+    return (at - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1) * 1000

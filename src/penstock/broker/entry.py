@@ -1,0 +1,47 @@
+"""Entry: who may connect to a server, and how. It can be checked before anything is opened."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from penstock.address import is_loopback
+from penstock.broker.endpoint import tls_context
+from penstock.broker.rights import Tokens
+from penstock.errors import InvalidArgument, RefusedError
+
+log = logging.getLogger("penstock.broker")
+
+
+class Entry:
+    """The tokens, the server's side of TLS, and whether clients that do not say HELLO are served; or it raises."""
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        tokens: str | Path | None = None,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+        client_authority: str | Path | None = None,
+        insecure: bool = False,
+    ) -> None:
+        if certificate is None and (key is not None or client_authority is not None):
+            name = "key" if key is not None else "client_authority"
+            raise InvalidArgument(f"{name}= goes with certificate=: without that nothing is encrypted or checked")
+        self.tokens = Tokens(Path(tokens) if tokens else None)
+        self._host = host
+        self._loopback = is_loopback(host)
+        if not (self._loopback or self.tokens.required or insecure):
+            raise RefusedError(
+                f"{host} is reachable from other machines: give --tokens (and --certificate), or say --insecure"
+            )
+        self.raw_allowed = not self.tokens.required and (self._loopback or insecure)
+        self.tls = tls_context(certificate, key, client_authority)
+
+    def warn(self) -> None:
+        """Tell what is allowed and should not be."""
+        if self.tokens.required and not self._loopback and self.tls is None:
+            log.warning(
+                "tokens travel in clear to %s; give --certificate, so that nobody on the way reads them", self._host
+            )
