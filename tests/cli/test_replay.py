@@ -483,6 +483,16 @@ def test_processes_of_a_module_are_told(folder: Path) -> None:
     assert done.returncode == 0 and done.stderr.count("subprocess.Popen was used") == 1, done.stderr
 
 
+@pytest.mark.parametrize("kind", ["Ends", None])  # each replay ends its process; none does
+def test_the_replays_of_a_bisect_are_no_deaths(folder: Path, kind: str | None) -> None:
+    (folder / "shared").mkdir(0o700)
+    own = {"XDG_STATE_HOME": str(folder), "PENSTOCK_SHM_DIR": str(folder / "shared")}
+    file, rule = (gateway_of(folder, kind), "properties.number != '20'") if kind else ("gateway.json", "value.twice < 80")
+    done = run("replay", "rec", "--into", file, "--bisect", rule, cwd=folder, **own)
+    assert done.returncode == 4 and "needed" in done.stdout, done.stderr
+    assert json.loads(run("autopsy", "--json", **own).stdout) == {"deaths": []}
+
+
 def test_a_replay_that_ends_its_process_counts_as_not_breaking_the_rule(folder: Path) -> None:
     options = ("replay", "rec", "--into", gateway_of(folder, "Ends"), "--bisect", "properties.number != '20'")
     done = run(*options, cwd=folder)
