@@ -136,6 +136,9 @@ def test_split_by_size_makes_parts_that_play_as_one(tmp_path: Path) -> None:
     assert [int(body.rstrip(b".")) for body in bodies(tmp_path / "copy", "s")] == numbers
     shutil.rmtree(tmp_path / "rec" / "00002")
     assert recording.read_story(tmp_path / "rec").missing() == ["part 00002 is missing"]
+    shutil.rmtree(tmp_path / "rec" / "00001")
+    assert recording.read_story(tmp_path / "rec").missing() == ["the beginning is missing: the first part is 00003"]
+    assert not recording.read_story(tmp_path / "rec" / "00003").missing()
 
 
 def test_max_size_keeps_the_newest_and_the_way_back(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def test_a_program_on_buses_is_replayed_the_same_way_twice(folder: Path) -> None
         (("rec", "--into", "gateway.json", "--bisect", "size < 1", "--bisect", "size < 2"), "one --bisect"),
         (("rec", "--into", "gateway.json", "-o", "rec"), "not empty"),
         (("rec", "--into", "gateway.json", "-o", "program.py/out"), "program.py"),
+        (("rec", "--into", "gateway.json", "-o", "program.py"), "program.py is no folder"),
         (("rec", "--into", "gateway.json", "--clock", "atomic"), "virtual"),
         (("rec", "--into", "gateway.json", "--rule", "value.speed <"), "expected"),
         (("rec", "--into", "gateway.json", "--rule", "size < 1", "--bisect", "size < 1"), "not both"),
@@ -190,6 +191,11 @@ class Counts(Module):
     def receive(self, message):
         Counts.seen += 1
         self.publish(b'{"seen": %d}' % Counts.seen)
+
+class Moves(Module):
+    def receive(self, message):
+        os.chdir("elsewhere" if os.path.isdir("elsewhere") else ".")
+        self.publish(b"x")
 
 class Runs(Module):
     def receive(self, message):
@@ -348,6 +354,30 @@ def test_a_queue_that_a_program_does_not_read_is_told_with_what_to_do(folder: Pa
     (folder / "program.py").write_text("import penstock\nkept = penstock.subscriber('bus:speed', depth=3)\n")
     done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", cwd=folder)
     assert done.returncode == 1 and "step()" in done.stderr and "drop_oldest" in done.stderr, done.stderr
+
+
+def test_an_async_read_of_a_program_without_a_time_out_is_refused(folder: Path) -> None:
+    (folder / "program.py").write_text(
+        "import asyncio, penstock\nspeeds = penstock.subscriber('bus:speed')\nasync def main():\n"
+        "    async for message in speeds:\n        pass\nasyncio.run(main())\n"
+    )
+    done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", cwd=folder)
+    assert done.returncode == 1 and "an async read without a time-out" in done.stderr, done.stderr
+
+
+def test_a_module_that_changes_the_working_directory_does_not_move_the_output(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+    done = run("replay", "rec", "--into", gateway_of(folder, "Moves"), "-o", "out/here", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "out" / "here").is_dir() and not list((folder / "elsewhere").iterdir())
+
+
+def test_a_recording_without_messages_is_told_as_that(folder: Path) -> None:
+    with Journal(folder / "nothing"):
+        pass
+    for into in (("gateway.json",), ("program.py", "--capture", "bus:out")):
+        done = run("replay", "nothing", "--into", *into, cwd=folder)
+        assert done.returncode == 2 and "there is no message in nothing" in done.stderr, done.stderr
 
 
 def test_a_bus_of_which_a_program_keeps_no_handle_gets_its_messages(folder: Path) -> None:

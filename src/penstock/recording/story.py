@@ -76,6 +76,7 @@ class Story:
     written_now: bool = False  #: a process has it open for writing
     known: bool = False
     trimmed: bool = False
+    first_part: int = 1  #: its number; those before it are gone
     span_ns: tuple[int, int] | None = None
     ordinals: dict[str, list[int]] = field(default_factory=dict)
 
@@ -111,6 +112,8 @@ class Story:
         found = []
         if self.known and self.trimmed:
             found.append("the beginning is missing, the recording was bound in size (--max-size)")
+        if self.known and self.first_part > 1:
+            found.append(f"the beginning is missing: the first part is {self.first_part:05d}")
         if self.damaged:
             found.append(f"the topic {STORY} cannot be read: what it tells of losses and ends is not known")
         if self.known and self.missing_parts:
@@ -132,7 +135,8 @@ def read_story(directory: Path) -> Story:
     there = [
         int(part.name) for part in folders if len(part.name) == 5 and part.name.isdigit()
     ]  # as a recorder names them
-    if there and len(folders) > 1:
+    if there and folders != [directory]:
+        story.first_part = there[0]
         story.missing_parts = [f"{n:05d}" for n in range(there[0], there[-1]) if n not in there]
     for part in folders:
         with Journal(part, mode="read") as journal:
