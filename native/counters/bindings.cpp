@@ -151,6 +151,8 @@ void bind_counters(nb::module_ &module) {
     module.def(
         "counters_name", [](std::string_view name) { return readable_text(counters_name(name)); }, nb::arg("name"),
         "A handle's name as counters_read gives it: one that is too long has its middle left out and a hash added.");
+    module.def("counters_hide", &counters_hide,
+               "From now on other processes do not see the handles that this one opens, and its end is no death.");
     module.def("counters_kind", &counters_kind, nb::arg("kind"),
                "The kind of whatever this thread opens from now on; an empty one ends that.");
     module.def("counters_directory", &counters_directory, "Where the pages of counters are.");

@@ -105,6 +105,7 @@ struct Registry {
     std::vector<Page> pages;
     std::uint64_t takings = 0;
     int owner = 0;  // pid; another one after a fork
+    std::atomic<bool> hidden{false};  // pages are private memory
 
     static Registry &get() {
         static Registry *registry = [] {
@@ -266,8 +267,10 @@ Counters *counters_take(std::string_view room, std::string_view kind, std::strin
     std::string directory = counters_directory();
     std::uint64_t token = 0;
     try {
-        token = process_token();
-        sweep_once();
+        if (!registry.hidden.load()) {
+            token = process_token();
+            sweep_once();
+        }
     } catch (const std::exception &) {  // there is no shared directory: count in private memory
     }
     std::lock_guard lock(registry.mutex);
@@ -313,6 +316,8 @@ void Counters::measure(std::int64_t timestamp_ns) noexcept {
 void counters_kind(std::string_view kind) { kind_of_thread = kind; }
 
 void counters_end() noexcept { Registry::get().unlink_all(); }
+
+void counters_hide() noexcept { Registry::get().hidden.store(true); }
 
 void counters_rename(Counters *counters, std::string_view name) {
     Registry &registry = Registry::get();

@@ -114,6 +114,9 @@ void counters_kind(std::string_view kind);
 // Renames the block of a handle. Readers of the page see a new block, with the counts of the old one.
 void counters_rename(Counters *counters, std::string_view name);
 void counters_give(Counters *counters) noexcept;
+// From now on new pages are private memory: other processes see no handles of this one, and when it ends with handles
+// open that is no death. For helper processes, whose parent sees to them.
+void counters_hide() noexcept;
 // Removes this process's pages, as its end does.
 void counters_end() noexcept;
 void counters_state(Counters *counters, std::string_view text) noexcept;

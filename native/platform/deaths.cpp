@@ -120,20 +120,44 @@ bool same(const MemberRecord &one, const MemberRecord &other) {
            std::strcmp(one.kind, other.kind) == 0 && std::strcmp(one.name, other.name) == 0;
 }
 
+// Counts a member that there is no room for, once.
+void leave_out(DeathRecord &death, const MemberRecord &member) {
+    std::uint32_t mark = checksum_of(reinterpret_cast<const std::uint8_t *>(&member.opened_ns), sizeof member.opened_ns,
+                                     reinterpret_cast<const std::uint8_t *>(member.room),
+                                     sizeof member.room + sizeof member.kind + sizeof member.name);
+    mark = (mark ^ std::uint32_t(member.vchan)) | 1u;  // never 0
+    for (MemberRecord &kept : death.member)
+        for (std::uint32_t &one : kept.left_out_marks) {
+            if (one == mark) return;
+            if (one) continue;
+            one = mark;
+            ++death.left_out;
+            return;
+        }
+}
+
 bool in_shm(const MemberRecord &member) { return std::strcmp(member.room, "shm") == 0; }
+
+// The marks of that place stay: they are the death's.
+void put(DeathRecord &death, std::uint32_t place, const MemberRecord &member) {
+    MemberRecord &kept = death.member[place];
+    std::uint32_t marks[] = {kept.left_out_marks[0], kept.left_out_marks[1]};
+    kept = member;
+    std::copy(std::begin(marks), std::end(marks), kept.left_out_marks);
+}
 
 void add(DeathRecord &death, const MemberRecord &member) {
     std::uint32_t outside = 0;
     for (std::uint32_t i = 0; i < death.members; ++i) {
         if (same(death.member[i], member)) {  // it was recorded by an earlier look, before the recovery
-            death.member[i] = member;
+            put(death, i, member);
             return;
         }
         outside += !in_shm(death.member[i]);
     }
     bool room = death.members < most_members_of_death && (in_shm(member) || outside < most_members_outside_shm);
-    if (room) death.member[death.members++] = member;
-    else ++death.left_out;
+    if (room) put(death, death.members++, member);
+    else leave_out(death, member);
 }
 
 DeathRecord new_record(std::uint64_t token, const Dead &dead, const DeathRecord &before) {

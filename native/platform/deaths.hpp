@@ -18,7 +18,10 @@
 //           64 size of the last message   72 slots held or reserved, u32   76 bytes of the beginning, u32
 //           80 ordinals before the first   88 not of shm: messages that waited in it
 //           96 room, 16 bytes   112 kind, 16 bytes   128 name, 432 bytes
-//          560 the beginning of the last message, 64 bytes   624 not of shm: messages neither delivered nor lost   632 zero
+//          560 the beginning of the last message, 64 bytes   624 not of shm: messages neither delivered nor lost   632 two marks of members left out, u32
+//
+// A death is found again at each look until somebody recovers what it left. So that a member that there is no room for is
+// counted once, its hash is kept in the marks; when all of them are taken, further ones are not counted.
 //
 // Rules: any thread. Nothing here throws or waits for long: if it cannot be written (no directory, no space, another
 // process writes for more than 20 ms) it is skipped, because the recovery itself matters more.
@@ -35,6 +38,7 @@ namespace penstock {
 inline constexpr std::uint32_t most_deaths = 32;
 inline constexpr std::uint32_t death_bytes = 16384;
 inline constexpr std::uint32_t most_members_of_death = 25;
+inline constexpr std::uint32_t most_left_out = 2 * most_members_of_death;  // so many, or more
 inline constexpr std::uint32_t most_members_outside_shm = 15;  // the other entries are kept for shm, which knows more
 
 struct MemberRecord {
@@ -47,7 +51,8 @@ struct MemberRecord {
     std::uint64_t before = 0, waiting = 0;
     char room[16] = {}, kind[16] = {}, name[432] = {};
     std::uint8_t beginning[64] = {};
-    std::uint64_t in_flight = 0, end = 0;
+    std::uint64_t in_flight = 0;
+    std::uint32_t left_out_marks[2] = {};  // not of this member, but of the death: see below
 };
 static_assert(sizeof(MemberRecord) == 640 && offsetof(MemberRecord, room) == 96 && offsetof(MemberRecord, beginning) == 560);
 

@@ -596,6 +596,8 @@ class Subscriber(Handle, Generic[T]):
         message = self.read(0)
         if message is not None:
             return message
+        if timeout is None and clock.in_use() and not _others_go_on():
+            clock.refuse_if_replayed("an async read without a time-out (nothing happens while it waits)")
         descriptor = self.fileno()
         self._awaited = True
         self._begin_wait()
@@ -625,6 +627,16 @@ class Subscriber(Handle, Generic[T]):
         except ClosedError:
             if not self.closed:
                 raise
+
+
+def _others_go_on() -> bool:
+    """Whether the running loop is one of a replay, in which the recording goes on while a task waits."""
+    import asyncio
+
+    try:
+        return getattr(asyncio.get_running_loop(), "replayed", False)
+    except RuntimeError:  # a loop of trio
+        return False
 
 
 _called: weakref.WeakSet[Subscriber[Any]] = weakref.WeakSet()

@@ -173,6 +173,7 @@ class VirtualClock(_Heap):
         self._now = 0.0
         self._start_ns = start_ns
         self._time_ns = start_ns
+        self.turn: int | None = None  #: identifier of the thread of this clock that runs now; None: none does
         self.replayed = False  #: only the replay that owns it may move it
         #: The first thing that was refused because this clock was in use, whoever caught that.
         self.refused: RefusedError | None = None
@@ -270,6 +271,7 @@ class _VirtualThread:
     def resume(self) -> None:
         if self._ended or self._given_up:
             return
+        before, self._clock.turn = self._clock.turn, self._thread.ident
         self._go.release()
         try:
             if self._back.acquire(timeout=TELL_TURN_S):
@@ -284,6 +286,8 @@ class _VirtualThread:
         except BaseException:  # Ctrl-C: whoever closes must not wait for it again
             self._give_up()
             raise
+        finally:
+            self._clock.turn = before
         self._give_up()
         raise StateError(
             f"{self._thread.name!r} was given up: it has not waited for {MAX_TURN_S:g} s. Under a virtual clock a "

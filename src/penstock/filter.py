@@ -185,8 +185,8 @@ class _Parser:
             at = match.end()
         return tokens
 
-    def error_at(self, what: str, place: int) -> FilterError:
-        rest = self.source[place : place + 20] or "the end"
+    def error_at(self, what: str, place: int, length: int = 20) -> FilterError:
+        rest = self.source[place : place + length] or "the end"
         return FilterError(f"filter: {rest!r} {what} (character {place + 1} of {self.source!r})", place)
 
     def peek(self) -> tuple[str, str, int]:
@@ -286,7 +286,8 @@ class _Parser:
             return self.value_path()
         if text not in _FIELDS:
             known = nearest(text, [*_FIELDS, "properties", "value"])
-            raise self.error_at(f"is no field; {known} (a field of the message's value is written .{text})", place)
+            what = f"is no field; {known} (a field of the message's value is written .{text})"
+            raise self.error_at(what, place, len(text))
         self.paths.append(_FIELDS[text])
         return _FIELDS[text]
 

@@ -136,6 +136,9 @@ def test_split_by_size_makes_parts_that_play_as_one(tmp_path: Path) -> None:
     assert [int(body.rstrip(b".")) for body in bodies(tmp_path / "copy", "s")] == numbers
     shutil.rmtree(tmp_path / "rec" / "00002")
     assert recording.read_story(tmp_path / "rec").missing() == ["part 00002 is missing"]
+    shutil.rmtree(tmp_path / "rec" / "00001")
+    assert recording.read_story(tmp_path / "rec").missing() == ["the beginning is missing: the first part is 00003"]
+    assert not recording.read_story(tmp_path / "rec" / "00003").missing()
 
 
 def test_max_size_keeps_the_newest_and_the_way_back(tmp_path: Path) -> None:
@@ -352,3 +355,17 @@ def test_play_again_and_again_until_ctrl_c(run1: Path, tmp_path: Path) -> None:
     assert playing.returncode == 0, err
     assert told["messages"] in (len(again) - 1, len(again)), "the one under way at Ctrl-C may be stored and not counted"
     assert again == [2 * (n % 10) for n in range(len(again))], "in order, from the start again"
+
+
+def test_what_a_repair_cut_out_is_told(tmp_path: Path) -> None:
+    with Journal(tmp_path / "rec") as journal:
+        for number in range(3):
+            journal.append("s", b"message %d" % number)
+    (log,) = (tmp_path / "rec").glob("*.log")
+    data = bytearray(log.read_bytes())
+    data[data.index(b"message 1")] ^= 1
+    log.write_bytes(data)
+    assert run("journal", "repair", str(tmp_path / "rec")).returncode == 0
+    assert recording.read_story(tmp_path / "rec").missing() == ["damaged messages were cut out by a repair: 1"]
+    played = run("play", str(tmp_path / "rec"), "--speed", "0", "--map", f"s=journal:{tmp_path}/copy#s")
+    assert played.returncode == 0 and "cut out by a repair" in played.stderr

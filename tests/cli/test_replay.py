@@ -108,6 +108,7 @@ def test_a_program_on_buses_is_replayed_the_same_way_twice(folder: Path) -> None
         (("rec", "--into", "gateway.json", "--bisect", "size < 1", "--bisect", "size < 2"), "one --bisect"),
         (("rec", "--into", "gateway.json", "-o", "rec"), "not empty"),
         (("rec", "--into", "gateway.json", "-o", "program.py/out"), "program.py"),
+        (("rec", "--into", "gateway.json", "-o", "program.py"), "program.py is no folder"),
         (("rec", "--into", "gateway.json", "--clock", "atomic"), "virtual"),
         (("rec", "--into", "gateway.json", "--rule", "value.speed <"), "expected"),
         (("rec", "--into", "gateway.json", "--rule", "size < 1", "--bisect", "size < 1"), "not both"),
@@ -190,6 +191,11 @@ class Counts(Module):
     def receive(self, message):
         Counts.seen += 1
         self.publish(b'{"seen": %d}' % Counts.seen)
+
+class Moves(Module):
+    def receive(self, message):
+        os.chdir("elsewhere" if os.path.isdir("elsewhere") else ".")
+        self.publish(b"x")
 
 class Runs(Module):
     def receive(self, message):
@@ -350,6 +356,30 @@ def test_a_queue_that_a_program_does_not_read_is_told_with_what_to_do(folder: Pa
     assert done.returncode == 1 and "step()" in done.stderr and "drop_oldest" in done.stderr, done.stderr
 
 
+def test_an_async_read_of_a_program_without_a_time_out_is_refused(folder: Path) -> None:
+    (folder / "program.py").write_text(
+        "import asyncio, penstock\nspeeds = penstock.subscriber('bus:speed')\nasync def main():\n"
+        "    async for message in speeds:\n        pass\nasyncio.run(main())\n"
+    )
+    done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", cwd=folder)
+    assert done.returncode == 1 and "an async read without a time-out" in done.stderr, done.stderr
+
+
+def test_a_module_that_changes_the_working_directory_does_not_move_the_output(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+    done = run("replay", "rec", "--into", gateway_of(folder, "Moves"), "-o", "out/here", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "out" / "here").is_dir() and not list((folder / "elsewhere").iterdir())
+
+
+def test_a_recording_without_messages_is_told_as_that(folder: Path) -> None:
+    with Journal(folder / "nothing"):
+        pass
+    for into in (("gateway.json",), ("program.py", "--capture", "bus:out")):
+        done = run("replay", "nothing", "--into", *into, cwd=folder)
+        assert done.returncode == 2 and "there is no message in nothing" in done.stderr, done.stderr
+
+
 def test_a_bus_of_which_a_program_keeps_no_handle_gets_its_messages(folder: Path) -> None:
     (folder / "program.py").write_text(
         "import gc, penstock\nfrom penstock.bus import CallbackSubscriber, named_bus\n"
@@ -481,6 +511,16 @@ def test_a_break_by_a_timer_counts_the_inputs_before_it(folder: Path) -> None:
 def test_processes_of_a_module_are_told(folder: Path) -> None:
     done = run("replay", "rec", "--into", gateway_of(folder, "Runs"), "--for", "1s", cwd=folder)
     assert done.returncode == 0 and done.stderr.count("subprocess.Popen was used") == 1, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["Ends", None])  # each replay ends its process; none does
+def test_the_replays_of_a_bisect_are_no_deaths(folder: Path, kind: str | None) -> None:
+    (folder / "shared").mkdir(0o700)
+    own = {"XDG_STATE_HOME": str(folder), "PENSTOCK_SHM_DIR": str(folder / "shared")}
+    file, rule = (gateway_of(folder, kind), "properties.number != '20'") if kind else ("gateway.json", "value.twice < 80")
+    done = run("replay", "rec", "--into", file, "--bisect", rule, cwd=folder, **own)
+    assert done.returncode == 4 and "needed" in done.stdout, done.stderr
+    assert json.loads(run("autopsy", "--json", **own).stdout) == {"deaths": []}
 
 
 def test_a_replay_that_ends_its_process_counts_as_not_breaking_the_rule(folder: Path) -> None:

@@ -99,6 +99,11 @@ def test_a_field_of_the_value_without_its_dot_is_told_how_to_write_it() -> None:
         compile_filter("pose.x > 27")
 
 
+def test_an_unknown_field_is_named_without_what_follows_it() -> None:
+    with pytest.raises(FilterError, match="'open' is no field"):
+        compile_filter("open <= 1.1")
+
+
 def test_misspelt_field_names_the_nearest() -> None:
     with pytest.raises(FilterError, match="did you mean ordinal"):
         compile_filter("ordnal == 1")

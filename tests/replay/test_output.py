@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import logging
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from penstock._core.gateway import GatewayMessage
-from penstock.errors import InvalidArgument, PenstockError
-from penstock.journal import Journal
-from penstock.replay import Output, Rule, first_difference, watchdog
+from penstock.clock import VirtualClock, using
+from penstock.errors import InvalidArgument, PenstockError, StateError
+from penstock.journal import Entry, Journal
+from penstock.replay import Output, ProgramTarget, Rule, Script, first_difference, replay, watchdog
 
 
 def test_an_output_that_cannot_be_stored_is_no_fault_of_its_module(
@@ -64,3 +66,42 @@ def test_where_a_replay_stands_still_is_told_once(
     finally:
         watchdog.log.removeHandler(heard)
     assert f"{__file__}:" in caplog.text and test_where_a_replay_stands_still_is_told_once.__name__ in caplog.text
+
+
+def test_where_a_source_stands_still_that_the_replay_waits_for_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = threading.Event()
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.set()
+
+    def it_stands_here() -> None:
+        assert told.wait(60)
+
+    heard = Heard()
+    watchdog.log.addHandler(heard)
+    monkeypatch.setattr(watchdog, "TELL_AFTER_S", 0.01)
+    try:
+        with using(VirtualClock()) as clock, watchdog.watched(clock.time_ns, lambda: clock.turn):
+            clock.thread(it_stands_here, "a source").start()
+            clock.advance(0)
+            assert clock.turn is None
+    finally:
+        watchdog.log.removeHandler(heard)
+    assert told.is_set() and it_stands_here.__name__ in caplog.text
+
+
+def test_a_program_whose_timers_go_round_in_a_loop_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["penstock.replay.target"], "MAX_AT_ONCE", 1000)  # a function hides its name
+    with Journal(tmp_path / "rec") as journal:
+        journal.commit([Entry("speed", b"x", timestamp_ns=at) for at in (10**18, 2 * 10**18)])
+    (tmp_path / "program.py").write_text(
+        "from penstock import clock\ndef again():\n    clock.call_later(0, again)\nclock.call_later(1, again)\n"
+    )
+    target = ProgramTarget(tmp_path / "program.py", ("bus:out",))
+    with Script(tmp_path / "rec") as script:
+        sources = target.sources(script.topics, {}, None)
+        with pytest.raises(StateError, match="more than 1000 timers at one moment"):
+            replay(target, script.inputs(sources), script.times_ns(sources))

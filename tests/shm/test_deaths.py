@@ -282,3 +282,19 @@ def test_why_nothing_can_be_written_is_known(kind: str, state: Path, monkeypatch
         monkeypatch.delenv("XDG_STATE_HOME")
         monkeypatch.delenv("HOME")
     assert death_file().problem
+
+
+@pytest.mark.parametrize("handles", ["penstock.publisher(f'bus:{n}')", "shm.publisher(f'shm:{name}/{n}')"])
+def test_handles_that_were_not_kept_are_counted_once_however_often_one_looks(name: str, handles: str) -> None:
+    pid = killed(name, f"import penstock\nmany = [{handles} for n in range(30)]\n")
+    first = death_of(pid).left_out
+    assert 0 < first <= 50
+    assert [death_of(pid).left_out for _ in range(5)] == [first] * 5
+    _core.counters_read()
+    shm.clean()
+    assert death_of(pid).left_out == first
+
+
+def test_of_very_many_handles_that_were_not_kept_the_first_fifty_are_counted(name: str) -> None:
+    pid = killed(name, "import penstock\nmany = [penstock.publisher(f'bus:{n}') for n in range(100)]\n")
+    assert [death_of(pid).left_out for _ in range(2)] == [50, 50]

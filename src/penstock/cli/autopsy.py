@@ -67,7 +67,7 @@ def autopsy(
 def _nothing(subject: str | None, file: DeathFile) -> str:
     if subject is not None and subject.isdigit() and process(int(subject)) is not None:
         return f"{who(int(subject))} is alive; penstock ls shows what it has open"
-    not_kept = [f"{death.left_out} of pid {death.pid}" for death in file.deaths if death.left_out]
+    not_kept = [f"{_left_out(death)} of pid {death.pid}" for death in file.deaths if death.left_out]
     more = "" if subject is None or subject.isdigit() or not not_kept else f"; handles not kept: {', '.join(not_kept)}"
     return (
         f"nothing is known of a dead {_words(subject)} in {file.path}; the last 32 processes that died are kept, by "
@@ -112,7 +112,13 @@ def _print(death: Death) -> None:
             dots = "..." if member.last_size > len(member.beginning) else ""
             print(f"    {printable(member.beginning.decode(errors='backslashreplace'), keep='')}{dots}")
     if death.left_out:
-        print(f"  and {death.left_out} more handles, which were not kept")
+        print(f"  not kept: {_left_out(death)} more handles")
+
+
+def _left_out(death: Death) -> str:
+    from penstock.shm.deaths import MOST_LEFT_OUT
+
+    return f"{death.left_out} or more" if death.left_out >= MOST_LEFT_OUT else str(death.left_out)
 
 
 def _process(pid: int, program: str) -> str:
@@ -144,7 +150,8 @@ def _shm_line(member: DeadMember) -> str:
             last = f"the last, #{member.last_ordinal} of {member.last_size} bytes, at {_when(member.last_ns)}"
         return f"published at {place}: {count}, {last}; reserved and never published: {member.held}"
     held = f"held {member.held}" + (f", the oldest of {_when(member.last_ns)}" if member.held else "")
-    return f"read from {place}: {count}, the last #{member.last_ordinal}; {held}; never read: {member.unread}"
+    lost = f"; lost before: {member.dropped}" if member.dropped else ""  # overwritten before it could be read
+    return f"read from {place}: {count}, the last #{member.last_ordinal}; {held}; never read: {member.unread}{lost}"
 
 
 def _when(time_ns: int) -> str:

@@ -167,7 +167,9 @@ def _refuse_beside(ctx: typer.Context, asked: str) -> None:
 
 def _check_free(out: Path) -> None:
     """Before the work, not after it."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not out.is_dir():
+        raise InvalidArgument(f"{out} is no folder; what is stored needs a folder of its own")
+    if out.exists() and any(out.iterdir()):
         raise InvalidArgument(f"{out} is not empty; what is stored needs a folder of its own")
     parent = next(one for one in (out, *out.absolute().parents) if one.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
@@ -221,11 +223,14 @@ def _sources(script: Script, place: Target, mapping: list[str] | None) -> _Sourc
     for gap in script.story.missing():
         tell(f"{script.directory}: {gap}")
     if script.story.lost:
-        tell(f"{script.directory}: {show.count_text(script.story.lost)} messages were lost while it was recorded")
+        were = "message was" if script.story.lost == 1 else "messages were"
+        tell(f"{script.directory}: {show.count_text(script.story.lost)} {were} lost while it was recorded")
+    if not script.topics:
+        raise InvalidArgument(f"there is no message in {script.directory}: nothing to replay")
     found = place.sources(script.topics, script.story.addresses, mapping)
     if not found:
         raise InvalidArgument(
-            f"no topic of {script.directory} ({', '.join(script.topics[:5]) or 'there is none'}) belongs to a source "
+            f"no topic of {script.directory} ({', '.join(script.topics[:5])}) belongs to a source "
             "of the gateway; give --map TOPIC=SOURCE"
         )
     if left_out := [name for name in script.topics if name not in found]:

@@ -29,6 +29,8 @@ NEVER = "it waits for what nobody brings at the end"
 class _VirtualLoop(asyncio.SelectorEventLoop):
     """What both loops share: their clock, and what they refuse."""
 
+    replayed = True  #: others go on while a task of it waits
+
     def __init__(self, clock: VirtualClock) -> None:
         self._virtual = clock
         self._ahead_s = 0.0  # seconds that the loop is ahead of the clock

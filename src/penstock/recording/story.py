@@ -76,6 +76,8 @@ class Story:
     written_now: bool = False  #: a process has it open for writing
     known: bool = False
     trimmed: bool = False
+    cut_out: int = 0  #: messages that a repair could not keep
+    first_part: int = 1  #: its number; those before it are gone
     span_ns: tuple[int, int] | None = None
     ordinals: dict[str, list[int]] = field(default_factory=dict)
 
@@ -111,6 +113,10 @@ class Story:
         found = []
         if self.known and self.trimmed:
             found.append("the beginning is missing, the recording was bound in size (--max-size)")
+        if self.known and self.first_part > 1:
+            found.append(f"the beginning is missing: the first part is {self.first_part:05d}")
+        if self.cut_out:
+            found.append(f"damaged messages were cut out by a repair: {self.cut_out}")
         if self.damaged:
             found.append(f"the topic {STORY} cannot be read: what it tells of losses and ends is not known")
         if self.known and self.missing_parts:
@@ -132,11 +138,13 @@ def read_story(directory: Path) -> Story:
     there = [
         int(part.name) for part in folders if len(part.name) == 5 and part.name.isdigit()
     ]  # as a recorder names them
-    if there and len(folders) > 1:
+    if there and folders != [directory]:
+        story.first_part = there[0]
         story.missing_parts = [f"{n:05d}" for n in range(there[0], there[-1]) if n not in there]
     for part in folders:
         with Journal(part, mode="read") as journal:
             story.trimmed = story.trimmed or journal.first > 1
+            story.cut_out += sum(hole.last - hole.first + 1 for hole in journal.holes if hole.reason == "lost")
             for event in _events(journal):
                 try:
                     story.take(event)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, cast
 
 from penstock import errors
+from penstock._core import counters_hide
 from penstock.errors import PenstockError, StateError
 from penstock.gateway.stage import Failure
 from penstock.replay.rule import Break, Shown, Verdict
@@ -41,6 +42,8 @@ def apart(function: Callable[[], Result]) -> Result:
     child = os.fork()
     if child == 0:
         die_with_parent()
+        # Otherwise each replay would be a death, and drive those of the user's programs out of the file of deaths.
+        counters_hide()
         os.close(reading)
         _answer(function, writing)
     os.close(writing)

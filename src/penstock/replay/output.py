@@ -45,7 +45,7 @@ class Output:
     """
 
     def __init__(self, directory: Path | str) -> None:
-        self._directory = Path(directory)
+        self._directory = Path(directory).absolute()  # a module may change the working directory
         self._check_free()
         self._opened: _Kept | None = None
         self._entries: list[Entry] = []

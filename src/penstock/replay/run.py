@@ -71,7 +71,7 @@ def replay(
     notes: tuple[str, ...] = ()
     with (
         using(VirtualClock(first_ns)) as clock,
-        watched(lambda: (count, clock.time_ns())),
+        watched(lambda: (count, clock.time_ns()), lambda: clock.turn),
         quiet_refusals(clock),
         _outside_notes() as outside,
         target.at_home(),

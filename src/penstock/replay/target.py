@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock import address
 from penstock.bus import CallbackSubscriber, named_bus
 from penstock.clock import VirtualClock, in_use, using
-from penstock.errors import InvalidArgument, PenstockError, nearest
+from penstock.errors import InvalidArgument, PenstockError, StateError, nearest
 from penstock.gateway import read
 from penstock.gateway.configuration import is_address
 from penstock.gateway.errors import reason_of
-from penstock.gateway.stage import FAILURES, Failure, Stage, cast, noted
+from penstock.gateway.stage import FAILURES, MAX_AT_ONCE, Failure, Stage, cast, noted
 from penstock.recording.story import topic_of
 from penstock.secrecy import without_secrets
 from penstock.types import Schema
@@ -231,6 +231,7 @@ class _Program:
             bus.add(listener)
             self._listeners.append((bus, listener))
         self._names: dict[str, Any] = {}
+        self._at_once = 0  # timers at this moment
 
     def _capture(self, text: str, message: Any) -> None:
         self._captured[text] += 1
@@ -277,8 +278,13 @@ class _Program:
         self._clock.set_time_ns(time_ns)
 
     def _fire(self, time_ns: int) -> bool:
+        before = self._clock.now()
         with self._program_errors():
-            return self._clock.fire_next(self._clock.seconds_at(time_ns))
+            fired = self._clock.fire_next(self._clock.seconds_at(time_ns))
+        self._at_once = self._at_once + 1 if self._clock.now() == before else 0
+        if self._at_once > MAX_AT_ONCE:
+            raise StateError(f"more than {MAX_AT_ONCE} timers at one moment: the program goes round in a loop")
+        return fired
 
     def _step(self) -> None:
         step = self._names.get("step")

@@ -25,8 +25,10 @@ log = logging.getLogger("penstock.replay")
 
 
 @contextlib.contextmanager
-def watched(progress: Callable[[], object]) -> Iterator[None]:
-    """Inside, report once where this thread is if ``progress`` has not changed for ``TELL_AFTER_S``."""
+def watched(progress: Callable[[], object], turn: Callable[[], int | None] = lambda: None) -> Iterator[None]:
+    """Inside, report once where this thread is if ``progress`` has not changed for ``TELL_AFTER_S``; or where the
+    thread of a source is that it waits for, whose identifier ``turn`` gives.
+    """
     ended, thread = threading.Event(), threading.get_ident()
 
     def watch() -> None:
@@ -35,7 +37,7 @@ def watched(progress: Callable[[], object]) -> Iterator[None]:
             before, seen = seen, progress()
             looks = looks + 1 if seen == before else 0
             if looks == LOOKS:
-                log.warning("recorded time has not gone on for %g s: %s", TELL_AFTER_S, _place(thread))
+                log.warning("recorded time has not gone on for %g s: %s", TELL_AFTER_S, _place(turn() or thread))
 
     watcher = threading.Thread(target=watch, name="replay watch", daemon=True)
     watcher.start()

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from penstock._core import shm as native
 
+MOST_LEFT_OUT = 50  # ``most_left_out`` in native/platform/deaths.hpp
+
 
 @dataclass(frozen=True, slots=True)
 class DeadMember:
@@ -42,7 +44,7 @@ class Death:
     found_ns: int
     found_by: int  #: pid of the process that found it
     members: tuple[DeadMember, ...]
-    left_out: int = 0  #: members that there was no room for
+    left_out: int = 0  #: members that there was no room for; ``MOST_LEFT_OUT``: so many or more
     program: str = ""  #: its script, module or program, without arguments; empty: not known
     found_by_program: str = ""
 
