@@ -267,6 +267,32 @@ class Watched:
         monkeypatch.setattr(os, "fsync", fsync)
 
 
+def flip_payload_bit(path):
+    """Turn over a bit in the stored pages of the column payload."""
+    footer = pyarrow.parquet.read_metadata(path).row_group(0)
+    column = next(footer.column(at) for at in range(footer.num_columns) if footer.column(at).path_in_schema == "payload")
+    data = bytearray(path.read_bytes())
+    data[column.data_page_offset + column.total_compressed_size - 8] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_in_a_file_is_found_and_never_compacted(tmp_path):
+    """Zstandard and Parquet alone find few of them: the value would be read as another one."""
+    with Journal(tmp_path / "j", sync=False) as journal:
+        journal.append_many("a", [numpy.random.default_rng(at).bytes(100) for at in range(500)])
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+        journal.append("a", b"last")
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", compact_files=0)
+    damaged = max((tmp_path / "lake").glob("date=*/*.parquet"), key=lambda path: path.stat().st_size)
+    assert not inspection.verify(tmp_path / "lake", deep=True).problems
+    flip_payload_bit(damaged)
+    (problem,) = inspection.verify(tmp_path / "lake", deep=True).problems
+    assert damaged.name in problem and "is damaged" in problem
+    with pytest.raises(CorruptionError, match=damaged.name):
+        compaction.compact(None, tmp_path / "lake", 1)
+    assert len(DeltaTable(tmp_path / "lake").file_uris()) == 2
+
+
 def test_files_are_synced_before_the_commit_and_the_entry_after_it(tmp_path, monkeypatch):
     make(tmp_path / "j", 200, step_ns=10 * 60 * 10**9)  # over two days
     watched = Watched(monkeypatch, tmp_path)

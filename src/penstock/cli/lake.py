@@ -158,7 +158,7 @@ def vacuum(
 @app.command()
 def verify(
     lake: Lake,
-    deep: Annotated[bool, typer.Option("--deep", help="Read positions too: none twice.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every row too: pages intact, no position twice.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check the log, and each file against it. Code 4 when something is wrong.

@@ -8,6 +8,7 @@ file. Filters that are used here go back to Spark as well: ours may be too wide,
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
+LOG = logging.getLogger("penstock.spark")
 PARTITION_BYTES = 128 << 20
 LEAST_PARTITION_BYTES = 1 << 20
 PIECES = 8  # a task gets at least so many pieces, so that tasks differ by about a sixteenth at most
@@ -108,9 +110,23 @@ def planned(spans: Sequence[tuple[Place, int, int]], options: Mapping[str, str],
                 log=how.needs_log, fail_if_deleted=how.fail_if_deleted, lossy=how.lossy, permissive=how.permissive,
             )  # fmt: skip
 
+    if how.lossy:
+        for place, start, end in spans:
+            log_skipped(place, start, end)
     # Two passes, since the size of a task depends on the total; the second finds sealed segments in the cache.
     most = partition_bytes(options, sum(piece.size for piece in pieces(1 << 62)))
     return list(plan(pieces(max(1, most // PIECES)), most))
+
+
+def log_skipped(place: Place, start: int, end: int) -> None:
+    """Log each range of positions that a query with ``failOnDataLoss=false`` goes on without."""
+    first = min(place.first, end)
+    gone = [(start, first, "went by retention")] if first > start else []
+    gone += [(low, high, "are in no segment, which is damage") for low, high in place.missing(max(start, first), end)]
+    for low, high, why in gone:
+        LOG.warning(
+            "positions %d to %d of journal %s %s: skipped, since failOnDataLoss=false", low, high - 1, place.uuid, why
+        )
 
 
 def plan(ranges: Iterable[Range], most_bytes: int) -> list[Part]:
