@@ -8,7 +8,6 @@ file. Filters that are used here go back to Spark as well: ours may be too wide,
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,13 +22,12 @@ from penstock.spark.bounds import Bounds, from_options, integer, push
 from penstock.spark.described import Values, table_schema, texts_of
 from penstock.spark.executor import open_range
 from penstock.spark.options import check_options, choice, folded
-from penstock.spark.places import BATCH_BYTES, Place, Range, Reading, open_places, resolve
+from penstock.spark.places import BATCH_BYTES, Place, Range, Reading, log_skipped, open_places, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
-LOG = logging.getLogger("penstock.spark")
 PARTITION_BYTES = 128 << 20
 LEAST_PARTITION_BYTES = 1 << 20
 PIECES = 8  # a task gets at least so many pieces, so that tasks differ by about a sixteenth at most
@@ -116,17 +114,6 @@ def planned(spans: Sequence[tuple[Place, int, int]], options: Mapping[str, str],
     # Two passes, since the size of a task depends on the total; the second finds sealed segments in the cache.
     most = partition_bytes(options, sum(piece.size for piece in pieces(1 << 62)))
     return list(plan(pieces(max(1, most // PIECES)), most))
-
-
-def log_skipped(place: Place, start: int, end: int) -> None:
-    """Log each range of positions that a query with ``failOnDataLoss=false`` goes on without."""
-    first = min(place.first, end)
-    gone = [(start, first, "went by retention")] if first > start else []
-    gone += [(low, high, "are in no segment, which is damage") for low, high in place.missing(max(start, first), end)]
-    for low, high, why in gone:
-        LOG.warning(
-            "positions %d to %d of journal %s %s: skipped, since failOnDataLoss=false", low, high - 1, place.uuid, why
-        )
 
 
 def plan(ranges: Iterable[Range], most_bytes: int) -> list[Part]:

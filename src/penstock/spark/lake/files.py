@@ -11,7 +11,7 @@ import os
 import socket
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy
@@ -55,15 +55,16 @@ class Work:
     version: int  # the table's version, as the driver sees it
     ranges: tuple[Range, ...]
     bounds: Bounds
+    lossy: bool = False  # a segment missing between others is skipped
 
     def __call__(self, number: int) -> dict[str, Any]:
         """Write one range; gives the files, the entries of the index and the node."""
         check_sees(self.store, self.version)
         piece = self.ranges[number]
         place = open_range(piece)
-        reading = Reading(schema.READ, self.bounds, batch_bytes=BATCH_BYTES, fail_if_deleted=True)
+        reading = Reading(schema.READ, self.bounds, batch_bytes=BATCH_BYTES, fail_if_deleted=True, lossy=self.lossy)
         found = write(self.store, place.batches(piece.start, piece.end, reading), piece.journal)
-        entries = _entries(place, piece, self.bounds, sum(file.rows for file in found))
+        entries = _entries(place, piece, reading, sum(file.rows for file in found))
         return {"node": node(), "number": number, "entries": entries, "files": [asdict(file) for file in found]}
 
 
@@ -82,12 +83,12 @@ def check_sees(where: Store, version: int) -> None:
         )
 
 
-def _entries(place: Place, piece: Range, bounds: Bounds, rows: int) -> int:
+def _entries(place: Place, piece: Range, reading: Reading, rows: int) -> int:
     """How many entries the index has, counted independently of the read; a broker has already checked its own."""
     if not isinstance(place, DirectoryPlace):
         return rows
-    reading = Reading(_POSITION, bounds, fail_if_deleted=True)
-    return sum(batch.num_rows for batch in place.batches(piece.start, piece.end, reading))
+    positions = replace(reading, schema=_POSITION)
+    return sum(batch.num_rows for batch in place.batches(piece.start, piece.end, positions))
 
 
 def write(where: Store, batches: Iterable[pyarrow.RecordBatch], journal: str) -> list[File]:
