@@ -23,9 +23,9 @@ from penstock.errors import CapacityError, ClosedError, InvalidArgument, Refused
 from penstock.throttle import Throttle
 
 if TYPE_CHECKING:
-    from penstock._core import Counters
+    from penstock._core import Counters, Message
 
-__all__ = ["HOLDS", "REFUSALS", "Carry", "due", "in_parts", "not_held", "total_bytes"]
+__all__ = ["HOLDS", "REFUSALS", "Carry", "due", "in_parts", "not_held", "time_of", "total_bytes"]
 
 Item = TypeVar("Item")
 
@@ -55,6 +55,11 @@ MOST_BYTES = 8 << 20
 LONGEST_SLEEP_S = 86_400.0  # the system refuses to sleep for ages
 
 logger = logging.getLogger("penstock.carry")
+
+
+def time_of(message: Message[Any]) -> int | None:
+    """A message's time, None if it has none. What was stored has one, also 0; elsewhere 0 says that there is none."""
+    return message.timestamp_ns if message.timestamp_ns or message.position is not None else None
 
 
 def total_bytes(batch: Any) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.carry import due
-from penstock.journal import Entry, Journal
+from penstock.journal import Details, Entry, Journal
 from penstock.recording.player import Player
 
 
@@ -36,6 +36,22 @@ def test_flat_out_into_a_journal_commits_by_the_batch(tmp_path: Path) -> None:
         found = played.read_many(1, 3000)
         assert [(m.channel, bytes(m), m.timestamp_ns, dict(m.properties)) for m in found] == [
             ("ab"[n % 2], b"%d" % n, 1000 + n, {"n": str(n)}) for n in range(3000)
+        ]
+
+
+def test_a_journal_keeps_times_ids_and_keys_of_what_is_played(tmp_path: Path) -> None:
+    """Also a time of 0 or before 1970."""
+    times = [-5, 0, 10**18, 3]
+    with Journal(tmp_path / "from") as journal:
+        for n, time_ns in enumerate(times):
+            journal.append("a", b"%d" % n, message_id=f"m{n}", key=f"k{n}" if n else None, timestamp_ns=time_ns)
+    with contextlib.ExitStack() as stack:
+        recorded = stack.enter_context(Journal(tmp_path / "from", mode="read"))
+        player = Player(stack, {"a": f"journal:{tmp_path}/to#a"}, 0, 0.0)
+        player.play(((recorded, message) for message in recorded.read_many(1, 10)), 0, lambda count: None)
+    with Journal(tmp_path / "to", mode="read") as played:
+        assert [(m.timestamp_ns, played.details(m.position or 0)) for m in played.read_many(1, 10)] == [
+            (time_ns, Details(f"m{n}", f"k{n}" if n else "")) for n, time_ns in enumerate(times)
         ]
 
 

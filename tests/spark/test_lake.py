@@ -21,7 +21,7 @@ import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable
 from tests.spark.journals import BEGIN_NS, extend, make
-from tests.spark.test_stream import forget_before
+from tests.spark.test_stream import forget_before, take_segment
 
 from penstock.errors import CorruptionError, InvalidArgument, RefusedError, StateError
 from penstock.journal import Journal
@@ -267,6 +267,32 @@ class Watched:
         monkeypatch.setattr(os, "fsync", fsync)
 
 
+def flip_payload_bit(path):
+    """Turn over a bit in the stored pages of the column payload."""
+    footer = pyarrow.parquet.read_metadata(path).row_group(0)
+    column = next(footer.column(at) for at in range(footer.num_columns) if footer.column(at).path_in_schema == "payload")
+    data = bytearray(path.read_bytes())
+    data[column.data_page_offset + column.total_compressed_size - 8] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_in_a_file_is_found_and_never_compacted(tmp_path):
+    """Zstandard and Parquet alone find few of them: the value would be read as another one."""
+    with Journal(tmp_path / "j", sync=False) as journal:
+        journal.append_many("a", [numpy.random.default_rng(at).bytes(100) for at in range(500)])
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+        journal.append("a", b"last")
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", compact_files=0)
+    damaged = max((tmp_path / "lake").glob("date=*/*.parquet"), key=lambda path: path.stat().st_size)
+    assert not inspection.verify(tmp_path / "lake", deep=True).problems
+    flip_payload_bit(damaged)
+    (problem,) = inspection.verify(tmp_path / "lake", deep=True).problems
+    assert damaged.name in problem and "is damaged" in problem
+    with pytest.raises(CorruptionError, match=damaged.name):
+        compaction.compact(None, tmp_path / "lake", 1)
+    assert len(DeltaTable(tmp_path / "lake").file_uris()) == 2
+
+
 def test_files_are_synced_before_the_commit_and_the_entry_after_it(tmp_path, monkeypatch):
     make(tmp_path / "j", 200, step_ns=10 * 60 * 10**9)  # over two days
     watched = Watched(monkeypatch, tmp_path)
@@ -499,6 +525,30 @@ def test_what_went_before_it_was_archived_is_told(tmp_path):
     forget_before(tmp_path / "j", 3)
     with pytest.raises(StateError, match="went by retention before they were archived"):
         lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+
+
+def test_what_is_gone_can_be_skipped_and_is_told(tmp_path, caplog):
+    make(tmp_path / "j", 100)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    with Journal(tmp_path / "j", segment_bytes=1 << 16, sync=False) as journal:
+        extend(journal, 5000)
+    first = forget_before(tmp_path / "j", 2)
+    low, high = take_segment(tmp_path / "j", 1)
+    with pytest.raises(StateError, match="--skip-lost"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", fail_on_data_loss=False)
+    kept = [*range(1, 101), *range(first, low), *range(high, 5101)]
+    assert sorted(rows_of(tmp_path / "lake")["position"].to_pylist()) == kept
+    told = [record.getMessage().split(" of journal")[0] for record in caplog.records if record.name == "penstock.spark"]
+    assert told == [f"positions 101 to {first - 1}", f"positions {low} to {high - 1}"]
+    assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake").rows == 0
+
+
+@pytest.mark.parametrize("name", ["startPosition", "columns", "failOnDataLoss", "maxOffsetsPerTrigger", "token"])
+def test_an_option_that_means_nothing_to_an_archive_is_refused(tmp_path, name):
+    make(tmp_path / "j", 10)
+    with pytest.raises(InvalidArgument, match="means nothing to an archive"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", options={name: "5"})
 
 
 def test_an_archive_of_some_topics_stays_one(tmp_path):

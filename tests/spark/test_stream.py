@@ -13,8 +13,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import BinaryType, StructField, StructType
 from tests.spark.journals import extend, make
 
+from penstock.errors import StateError
 from penstock.journal import Journal, layout
+from penstock.spark.source import JournalReader
 from penstock.spark.stream import JournalStreamReader, behind, lag, share
+
+PAYLOAD = StructType([StructField("payload", BinaryType())])
 
 
 def stream(spark, path, **options):
@@ -95,7 +99,7 @@ def test_bytes_per_trigger_hold_with_uneven_sizes(tmp_path, most):
     with Journal(tmp_path / "j", segment_bytes=1 << 20, sync=False) as journal:
         for at in range(0, len(sizes), 100):
             journal.append_many("a", [bytes(size) for size in sizes[at : at + 100]])
-    reader = JournalStreamReader({"path": str(tmp_path / "j"), "maxBytesPerTrigger": str(most)}, StructType([StructField("payload", BinaryType())]))
+    reader = JournalStreamReader({"path": str(tmp_path / "j"), "maxBytesPerTrigger": str(most)}, PAYLOAD)
     offset, triggers = reader.initialOffset(), []
     (uuid,) = offset
     while offset[uuid] <= len(sizes) and len(triggers) < 2000:
@@ -140,6 +144,54 @@ def test_retention_that_passed_an_offset_is_told(spark, tmp_path):
         run(stream(spark, tmp_path / "j"), tmp_path)
     run(stream(spark, tmp_path / "j", failOnDataLoss="false"), tmp_path)
     assert positions(spark, tmp_path) == [*range(1, 201), *range(first, 5201)]
+
+
+def take_segment(path, number):
+    """Delete a segment from between others; gives its first position and its end."""
+    logs = sorted(path.glob("*.log"))
+    for part in path.glob(logs[number].stem + ".*"):
+        part.unlink()
+    return tuple(int(log.name.split("-")[0]) for log in logs[number : number + 2])
+
+
+def planned_by_triggers(path, **options):
+    """What the triggers of a stream over all that is there read, without Spark."""
+    reader = JournalStreamReader({"path": str(path)} | options, PAYLOAD)
+    at, reached = reader.initialOffset(), []
+    while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
+        reached += [(piece.start, piece.end) for part in reader.partitions(at, end) for piece in part.ranges]
+        at = end
+    return reached
+
+
+@pytest.mark.parametrize("limit", [{}, {"maxMessagesPerTrigger": "300"}, {"maxBytesPerTrigger": "50000"}])
+def test_each_position_that_is_skipped_is_told_once(tmp_path, caplog, limit):
+    make(tmp_path / "j", 6000)
+    first = forget_before(tmp_path / "j", 1)
+    low, high = take_segment(tmp_path / "j", 1)
+    read = planned_by_triggers(tmp_path / "j", failOnDataLoss="false", startingOffset="position:2", **limit)
+    assert sorted({at for begin, end in read for at in range(begin, end)}) == [*range(first, low), *range(high, 6001)]
+    told = [record.getMessage() for record in caplog.records if record.name == "penstock.spark"]
+    assert [text.split(" of journal")[0] for text in told] == [
+        f"positions 2 to {first - 1}", f"positions {low} to {high - 1}"
+    ]  # fmt: skip
+    assert "went by retention" in told[0] and "damage" in told[1]
+
+
+def test_a_table_tells_what_it_goes_on_without(tmp_path, caplog):
+    make(tmp_path / "j", 6000)
+    low, high = take_segment(tmp_path / "j", 1)
+    JournalReader({"path": str(tmp_path / "j"), "failOnDataLoss": "false"}, PAYLOAD).partitions()
+    (told,) = (record.getMessage() for record in caplog.records if record.name == "penstock.spark")
+    assert f"positions {low} to {high - 1} of journal" in told
+
+
+def test_a_starting_position_that_is_gone_is_a_loss(tmp_path):
+    make(tmp_path / "j", 6000)
+    forget_before(tmp_path / "j", 1)
+    with pytest.raises(StateError, match=r"positions 2 to \d+ .* went by retention"):
+        planned_by_triggers(tmp_path / "j", startingOffset="position:2")
+    assert planned_by_triggers(tmp_path / "j", startingOffset="earliest")
 
 
 def test_a_directory_made_anew_is_told(spark, tmp_path):

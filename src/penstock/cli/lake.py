@@ -24,6 +24,9 @@ def archive(
     trim: Annotated[
         bool, typer.Option("--trim", help="Delete segments from the journal that are in the lake.")
     ] = False,
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="Go on without positions that are gone, and name them.")
+    ] = False,
     every: Annotated[
         str | None, typer.Option("--every", help="Run repeatedly at this interval: 10s or '1 minute'.")
     ] = None,
@@ -36,7 +39,11 @@ def archive(
     from penstock.quantities import interval_s
     from penstock.spark import lake
 
-    settings: dict[str, Any] = {"trim": trim, "options": {} if topics is None else {"topics": topics}}
+    settings: dict[str, Any] = {
+        "trim": trim,
+        "fail_on_data_loss": not skip_lost,
+        "options": {} if topics is None else {"topics": topics},
+    }
     if every is None:
         done = lake.archive(None, source, target, **settings)
     else:
@@ -158,7 +165,7 @@ def vacuum(
 @app.command()
 def verify(
     lake: Lake,
-    deep: Annotated[bool, typer.Option("--deep", help="Read positions too: none twice.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every row too: pages intact, no position twice.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check the log, and each file against it. Code 4 when something is wrong.

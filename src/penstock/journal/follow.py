@@ -7,6 +7,7 @@ across processes and costs the writer nothing per reader. Several threads may us
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import threading
@@ -17,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._core import Counters, Draft
 from penstock._core import journal as native
-from penstock.carry import total_bytes
+from penstock.carry import time_of, total_bytes
 from penstock.channel import Ledger, Publisher, Subscriber, Terms, check_subscribers, check_timeout
 from penstock.errors import ClosedError, CorruptionError, InvalidArgument
 from penstock.journal import presence
 from penstock.journal.books import Books
 from penstock.journal.disk import read_all
 from penstock.journal.guard import Guard
-from penstock.journal.journal import Journal, topic_filter
+from penstock.journal.journal import Details, Journal, topic_filter
 from penstock.journal.layout import MARKER_NAME, encode_marker
 from penstock.journal.transaction import Entry
 from penstock.topics import check_topic, matches
@@ -251,6 +252,9 @@ class Follower(Subscriber):
             self._journal.close()
 
 
+NO_DETAILS = Details("", "")
+
+
 class JournalPublisher(Publisher):
     """Appends to one topic; each ``publish`` is on disk when it returns."""
 
@@ -318,13 +322,20 @@ class JournalPublisher(Publisher):
         """Store messages of any reach, with their times and properties, as one atomic batch."""
         return self.forward_together([(self, message) for message in batch])
 
-    def forward_together(self, pairs: Sequence[tuple[JournalPublisher, Message]]) -> int:
-        """``forward`` for this and other publishers of its journal: one atomic batch, in this order."""
+    def forward_together(
+        self, pairs: Sequence[tuple[JournalPublisher, Message]], details: Sequence[Details] | None = None
+    ) -> int:
+        """``forward`` for this and other publishers of its journal: one atomic batch, in this order. ``details``: the
+        id and the key of each, which a ``Message`` does not hold.
+        """
         for publisher in {publisher for publisher, _ in pairs}:
             publisher._check_open()
         self._journal.commit(
-            Entry(to.topic, message, dict(message.properties) or None, timestamp_ns=message.timestamp_ns or None)
-            for to, message in pairs
+            Entry(
+                to.topic, message, dict(message.properties) or None, one.message_id or None, one.key or None,
+                time_of(message),
+            )
+            for (to, message), one in zip(pairs, details or itertools.repeat(NO_DETAILS, len(pairs)), strict=True)
         )
         by_publisher: dict[JournalPublisher, list[int]] = {}
         for publisher, message in pairs:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import channel
 from penstock._core import Counters
 from penstock._core.broker import reserve
+from penstock.carry import time_of
 from penstock.channel import Ledger, check_subscribers, check_timeout
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
 from penstock.nats.connection import Access, Connection, check_subject, headers_of
@@ -72,7 +73,7 @@ class Publisher(channel.Publisher):
 
     def forward(self, batch: Batch | Sequence[Message]) -> int:
         """Publish messages of any reach with the times and properties they have."""
-        items = [(bytes(one), headers_of(one.properties, one.timestamp_ns or None)) for one in batch]
+        items = [(bytes(one), headers_of(one.properties, time_of(one))) for one in batch]
         return self._send(items, None)
 
     def reserve(self, size: int) -> Draft:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock.carry import due
 from penstock.errors import InvalidArgument, nearest
+from penstock.journal import Journal
 from penstock.journal.follow import JournalPublisher
 from penstock.recording.span import check_topics, topic_names
 from penstock.recording.story import Story
@@ -20,7 +21,6 @@ from penstock.types import Schema, Terms
 
 if TYPE_CHECKING:
     from penstock._core import Message
-    from penstock.journal import Journal
     from penstock.recording.tables import Described
 
 __all__ = ["Player", "targets"]
@@ -113,7 +113,7 @@ class Player:
         return sum(self.counts.values()) - before
 
     def _play_group(self, group: list[tuple[Journal, Message]]) -> None:
-        ready: list[tuple[str, Message]] = []
+        ready: list[tuple[str, Journal, Message]] = []
         for journal, message in group:
             name = message.channel or ""
             if name in self._said and (schema := self._new_version(name, journal, message)):
@@ -121,7 +121,7 @@ class Player:
                 ready = []
                 self._publishers[name].agree(Terms(schema, writes=True, lenient=True))
             if name in self._publishers:
-                ready.append((name, message))
+                ready.append((name, journal, message))
         self._forward(ready)
 
     def _new_version(self, name: str, journal: Journal, message: Message) -> Schema | None:
@@ -133,19 +133,22 @@ class Player:
         self._said[name] = schema
         return schema
 
-    def _forward(self, group: list[tuple[str, Message]]) -> None:
+    def _forward(self, group: list[tuple[str, Journal, Message]]) -> None:
         """Publish runs of messages for one place as one batch each, so that a reader of two places sees the order of
         the recording.
         """
-        for _, run in itertools.groupby(group, lambda pair: self._place(pair[0])):
-            pairs = []
-            for name, message in run:
+        for place, run in itertools.groupby(group, lambda item: self._place(item[0])):
+            pairs, details = [], []
+            for name, journal, message in run:
                 pairs.append((self._publishers[name], message))
+                if isinstance(place, Journal):
+                    assert message.position is not None
+                    details.append(journal.details(message.position))
                 # counted before it is sent: a Ctrl-C during the call is raised after the message was stored
                 self.counts[name] += 1
             publisher = pairs[0][0]
             if isinstance(publisher, JournalPublisher):
-                publisher.forward_together(pairs)  # type: ignore[arg-type]
+                publisher.forward_together(pairs, details)  # type: ignore[arg-type]
             else:
                 publisher.forward([message for _, message in pairs])
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock import _core
 from penstock.address import parse, without_secrets
-from penstock.carry import in_parts
+from penstock.carry import in_parts, time_of
 from penstock.errors import CapacityError, PenstockError, RefusedError, describe
 from penstock.journal import Entry
 from penstock.recording.feed import Direct, feed_of
@@ -496,4 +496,4 @@ def _not_reached_yet(source: Source) -> str:
 
 def _entry(topic: str, message: Message, copy: bool = False) -> Entry:
     properties = dict(message.properties) or None
-    return Entry(topic, bytes(message) if copy else message, properties, timestamp_ns=message.timestamp_ns or None)
+    return Entry(topic, bytes(message) if copy else message, properties, timestamp_ns=time_of(message))

@@ -500,7 +500,7 @@ def missing_text(gaps: list[tuple[int, int]], place: str) -> str:
     more = f" and {len(gaps) - 1} more ranges" if len(gaps) > 1 else ""
     return (
         f"no segment of {place} has positions {low} to {high - 1}{more}: run: {command('journal', 'verify', place)}; "
-        "failOnDataLoss=false reads on without them"
+        "failOnDataLoss=false (lake archive: --skip-lost) goes on without them"
     )
 
 

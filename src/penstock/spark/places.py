@@ -177,6 +177,17 @@ def _expand(text: str) -> Sequence[str]:
     return [os.path.abspath(match) for match in matches]
 
 
+def log_skipped(place: Place, start: int, end: int) -> None:
+    """Log each range of positions that a query or an archive with ``failOnDataLoss=false`` goes on without."""
+    first = min(place.first, end)
+    gone = [(start, first, "went by retention")] if first > start else []
+    gone += [(low, high, "are in no segment, which is damage") for low, high in place.missing(max(start, first), end)]
+    for low, high, why in gone:
+        LOG.warning(
+            "positions %d to %d of journal %s %s: skipped, since failOnDataLoss=false", low, high - 1, place.uuid, why
+        )
+
+
 class DirectoryPlace:
     """A journal's directory that this process can reach."""
 

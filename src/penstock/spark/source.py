@@ -22,7 +22,7 @@ from penstock.spark.bounds import Bounds, from_options, integer, push
 from penstock.spark.described import Values, table_schema, texts_of
 from penstock.spark.executor import open_range
 from penstock.spark.options import check_options, choice, folded
-from penstock.spark.places import BATCH_BYTES, Place, Range, Reading, open_places, resolve
+from penstock.spark.places import BATCH_BYTES, Place, Range, Reading, log_skipped, open_places, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
@@ -108,6 +108,9 @@ def planned(spans: Sequence[tuple[Place, int, int]], options: Mapping[str, str],
                 log=how.needs_log, fail_if_deleted=how.fail_if_deleted, lossy=how.lossy, permissive=how.permissive,
             )  # fmt: skip
 
+    if how.lossy:
+        for place, start, end in spans:
+            log_skipped(place, start, end)
     # Two passes, since the size of a task depends on the total; the second finds sealed segments in the cache.
     most = partition_bytes(options, sum(piece.size for piece in pieces(1 << 62)))
     return list(plan(pieces(max(1, most // PIECES)), most))

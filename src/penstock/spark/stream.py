@@ -9,7 +9,6 @@ executors.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Offset = dict[str, int]
-LOG = logging.getLogger("penstock.spark")
 
 
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -63,7 +61,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if kind == "latest":
             return place.frontier
         if kind == "position" and value:
-            return max(place.first, integer(value, "startingOffset"))
+            return max(1, integer(value, "startingOffset"))  # one that is gone is a loss, as ``startPosition``'s is
         if kind == "ordinal" and value:
             return place.find(ordinal=integer(value, "startingOffset"), bounds=self.bounds)
         if kind == "time" and value:
@@ -84,21 +82,21 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = {uuid: max(known[uuid], min(end, self.target.get(uuid, 0))) for uuid, end in ends.items()}
         if isinstance(limit, ReadMaxRows):
             shared = share(known, ends, max(1, limit.max_rows))
-            return {uuid: self._skip_deleted(places[uuid], end, say=False) for uuid, end in shared.items()}
+            return {uuid: self._skip_deleted(places[uuid], end) for uuid, end in shared.items()}
         if isinstance(limit, ReadMaxBytes):
             return self._limit_bytes(places, known, ends, max(1, limit.max_bytes))
         return ends
 
-    def _skip_deleted(self, place: Place, position: int, *, say: bool = True) -> int:
-        """``position``, or with ``failOnDataLoss=false`` the first one after it that still exists."""
+    def _skip_deleted(self, place: Place, position: int) -> int:
+        """``position``, or with ``failOnDataLoss=false`` the first one after it that still exists. What a batch
+        skips is logged by ``planned``.
+        """
         if self.fail:
             return position
         kept = max(position, place.first)
         for low, high in place.missing(kept, place.frontier):
             if low == kept:
                 kept = high
-        if kept > position and say:
-            LOG.warning("positions %d to %d of journal %s were deleted: skipping", position, kept - 1, place.uuid)
         return kept
 
     def _limit_bytes(self, places: Mapping[str, Place], known: Offset, ends: Offset, most_bytes: int) -> Offset:
@@ -170,7 +168,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if int(position) < place.first:
                 raise StateError(
                     f"positions {position} to {place.first - 1} of journal {uuid} went by retention before this query "
-                    "read them. Keep more, begin with a new checkpoint, or set failOnDataLoss=false to go on without."
+                    "read them. Keep more, begin with a new checkpoint (and a startingOffset that is kept, such as "
+                    "earliest), or set failOnDataLoss=false to go on without."
                 )
 
 

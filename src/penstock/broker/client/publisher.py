@@ -24,7 +24,7 @@ from penstock._core.broker import reserve
 from penstock.broker import words
 from penstock.broker.client.clients import Client
 from penstock.broker.client.requests import encode_many, non_negative_int, publish_options, times_of
-from penstock.carry import total_bytes
+from penstock.carry import time_of, total_bytes
 from penstock.channel import Deadline, Ledger, check_subscribers
 from penstock.errors import ClosedError, InvalidArgument
 from penstock.journal.layout import TIME_NOW
@@ -279,5 +279,6 @@ class Publisher(channel.Publisher):
 
 
 def _time_of(message: Message) -> int:
-    """The time to store for a message: its own, or the time of storing if it has none (0)."""
-    return message.timestamp_ns or TIME_NOW
+    """The time to store for a message: its own, or the time of storing if it has none."""
+    found = time_of(message)
+    return TIME_NOW if found is None else found

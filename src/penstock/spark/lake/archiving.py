@@ -22,7 +22,7 @@ from penstock.spark.lake import compaction, delta, planning, takeover, types
 from penstock.spark.lake.files import File, Work
 from penstock.spark.lake.store import Store, store
 from penstock.spark.lake.tasks import run
-from penstock.spark.places import DirectoryPlace, shown
+from penstock.spark.places import DirectoryPlace, log_skipped, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +51,7 @@ def archive(
     most_messages: int = MOST_MESSAGES,
     compact_files: int = compaction.MOST_FILES,
     trim: bool = False,
+    fail_on_data_loss: bool = True,
     options: Mapping[str, str] | None = None,
     storage: Mapping[str, str] | None = None,
     on_progress: Callable[[Archived], None] | None = None,
@@ -59,17 +60,21 @@ def archive(
 
     ``spark`` None: this process does the work. ``storage``: options of an object store. ``compact_files``: a day with
     more small files than this gets them put together; 0 never. ``trim``: segments that are in the lake go from their
-    journals. Each round is all or nothing: after a crash the next call goes on where the table ends.
+    journals. ``fail_on_data_loss=False``: positions that retention took unread, or that are in no segment, are skipped,
+    with a warning of the logger ``penstock.spark``. Each round is all or nothing: after a crash the next call goes on
+    where the table ends.
     """
     if most_messages < 1:
         raise InvalidArgument(f"most_messages={most_messages} must be at least 1")
+    planning.check_meaning(options or {})
     where, given = store(directory, storage), planning.filters(options or {})
+    lossy = not fail_on_data_loss
     begun = time.monotonic()
     opened = planning.places(journal)
     takeover.take_over(spark, where)
     total = Archived()
     while True:
-        done = _round(spark, opened, where, most_messages, given)
+        done = _round(spark, opened, where, most_messages, given, lossy)
         written = compaction.compact(spark, where, compact_files) if done.rows and compact_files else 0
         total = Archived(
             total.rows + done.rows, total.payload_bytes + done.payload_bytes, total.files + done.files + written,
@@ -87,26 +92,33 @@ def _with_segments(done: Archived, segments: int) -> Archived:
 
 
 def _round(
-    spark: SparkSession | None, opened: Sequence[tuple[str, Any]], where: Store, most: int, given: Mapping[str, str]
+    spark: SparkSession | None,
+    opened: Sequence[tuple[str, Any]],
+    where: Store,
+    most: int,
+    given: Mapping[str, str],
+    lossy: bool,
 ) -> Archived:
     """One round; repeated if another archiver was faster."""
     while True:
         table = delta.open_or_create(where, given)
         planning.check_filters(delta.filters(table), given, where.uri)
-        spans, lag = _spans(table, opened, most)
+        spans, lag = _spans(table, opened, most, lossy)
         if not spans:
             return Archived()
         try:
-            return _write(spark, where, table, spans, lag, given)
+            return _write(spark, where, table, spans, lag, given, lossy)
         except delta.Superseded:
             continue
 
 
-def _spans(table: Any, opened: Sequence[tuple[str, Any]], most: int) -> tuple[list[planning.Span], int]:
+def _spans(
+    table: Any, opened: Sequence[tuple[str, Any]], most: int, lossy: bool
+) -> tuple[list[planning.Span], int]:
     spans, lag = [], 0
     for text, place in opened:
         known = delta.reached(table, place.uuid)
-        start, frontier = planning.start(known, text, place), place.frontier
+        start, frontier = planning.start(known, text, place, lossy=lossy), place.frontier
         end = min(frontier, start + most)
         most -= end - start
         lag += frontier - end
@@ -122,13 +134,14 @@ def _write(
     spans: Sequence[planning.Span],
     lag: int,
     given: Mapping[str, str],
+    lossy: bool,
 ) -> Archived:
     begun = time.monotonic()
-    pieces = [piece for span in spans for piece in planning.cover(span)]
+    pieces = [piece for span in spans for piece in planning.cover(span, lossy=lossy)]
     ranges = planning.tasks(pieces, parallel(spark))
     planning.check_plan(ranges, spans)  # a position left out here would be missing from the lake for good
     where = where.begin_round()
-    work = Work(where, table.version(), tuple(ranges), from_options(given))
+    work = Work(where, table.version(), tuple(ranges), from_options(given), lossy)
     results = run(spark, work, len(ranges), where)
     delta.step("files written")
     files = [File(**file) for result in results for file in result["files"]]
@@ -145,6 +158,8 @@ def _write(
         if not isinstance(error, CorruptionError):  # where damage was found, delete nothing
             where.delete(file.name for file in files if not _is_committed(where, file))
         raise
+    for span in spans if lossy else ():
+        log_skipped(span.place, span.start if span.known is None else span.known, span.end)
     rows, size = sum(file.rows for file in files), sum(file.payload_bytes for file in files)
     return Archived(rows, size, len(files), lag)
 

@@ -20,7 +20,7 @@ import pyarrow.parquet
 from penstock.errors import CorruptionError, InvalidArgument
 from penstock.printable import command
 from penstock.spark.lake import delta, schema
-from penstock.spark.lake.files import File, check_sees, node, write_file
+from penstock.spark.lake.files import File, check_sees, node, read_parts, write_file
 from penstock.spark.lake.store import Store, store
 from penstock.spark.lake.tasks import run
 
@@ -45,9 +45,8 @@ class Merge:
     def __call__(self, number: int) -> dict[str, Any]:
         check_sees(self.store, self.version)
         day, names = self.groups[number]
-        files = self.store.filesystem()
-        tables = [pyarrow.parquet.read_table(name, filesystem=files, partitioning=None) for name in names]
-        table = pyarrow.concat_tables([part.select(schema.SCHEMA.names).cast(schema.SCHEMA) for part in tables])
+        parts = [pyarrow.Table.from_batches([part]) for name in names for part in read_parts(self.store, name)]
+        table = pyarrow.concat_tables([part.select(schema.SCHEMA.names).cast(schema.SCHEMA) for part in parts])
         order = pyarrow.compute.sort_indices(
             table, [("topic", "ascending"), ("journal", "ascending"), ("position", "ascending")]
         )

@@ -97,20 +97,18 @@ class _Files:
         import datetime
 
         import pyarrow
-        import pyarrow.parquet
 
         from penstock.spark.lake import schema
+        from penstock.spark.lake.files import read_parts
 
-        files = self.where.filesystem()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 name = self.names[number]
                 day = datetime.date.fromisoformat(name.split("/")[0].removeprefix("date="))
-                with pyarrow.parquet.ParquetFile(files.open_input_file(name)) as file:
-                    for part in file.iter_batches():
-                        days = pyarrow.repeat(pyarrow.scalar(day, pyarrow.date32()), part.num_rows)
-                        columns = [part.column(field.name).cast(field.type) for field in schema.SCHEMA]
-                        yield pyarrow.RecordBatch.from_arrays([*columns, days], schema=schema.TABLE)
+                for part in read_parts(self.where, name):
+                    days = pyarrow.repeat(pyarrow.scalar(day, pyarrow.date32()), part.num_rows)
+                    columns = [part.column(field.name).cast(field.type) for field in schema.SCHEMA]
+                    yield pyarrow.RecordBatch.from_arrays([*columns, days], schema=schema.TABLE)
 
 
 def history(

@@ -14,6 +14,7 @@ import pyarrow.parquet
 
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError
 from penstock.spark.lake import delta
+from penstock.spark.lake.files import read_parts
 from penstock.spark.lake.store import LOG, Store, entry_name, store
 
 LEAST_RETENTION_H = 1
@@ -136,7 +137,7 @@ def vacuum(
 def verify(
     directory: str | os.PathLike[str], *, deep: bool = False, storage: Mapping[str, str] | None = None
 ) -> Verified:
-    """Check the log, and each file against it; ``deep`` also reads all positions, to find duplicates."""
+    """Check the log, and each file against it; ``deep`` also reads every row, to find damage and duplicates."""
     where = store(directory, storage)
     problems = list(_log_problems(where))
     try:
@@ -203,20 +204,19 @@ def _file_problems(where: Store, action: Mapping[str, Any]) -> list[str]:
 
 
 def _position_problems(where: Store, table: Any, actions: list[dict[str, Any]]) -> Iterator[str]:
-    """Duplicate positions, and positions beyond the one that the table records for their journal."""
+    """Damaged pages, duplicate positions, and positions beyond the one that the table records for their journal."""
     held: dict[str, list[Any]] = {}
     for action in actions:
         try:
-            rows = pyarrow.parquet.read_table(
-                action["path"], columns=["journal", "position"], filesystem=where.filesystem(), partitioning=None
-            )
-        except Exception as error:
-            yield f"{action['path']} is damaged: {error}"
-            continue
-        journal = rows["journal"].to_numpy()
-        position = rows["position"].to_numpy()
-        for name in numpy.unique(journal).tolist():
-            held.setdefault(name, []).append(position[journal == name])
+            for part in read_parts(where, action["path"]):
+                journal = part["journal"].to_numpy(zero_copy_only=False)
+                position = part["position"].to_numpy()
+                for name in numpy.unique(journal).tolist():
+                    held.setdefault(name, []).append(position[journal == name])
+        except CorruptionError as error:
+            yield str(error)
+        except FileNotFoundError:
+            yield f"{action['path']} is missing: {action['num_records']} rows"
     for name, parts in held.items():
         positions = numpy.sort(numpy.concatenate(parts))
         twice = int((numpy.diff(positions) == 0).sum())

@@ -37,30 +37,34 @@ def places(journal: str | Sequence[str]) -> list[tuple[str, Place]]:
     return list(zip(texts, open_places(texts), strict=True))
 
 
-def start(known: int | None, text: str, place: Place) -> int:
-    """The first position of a journal that the lake does not have; ``StateError`` if retention has deleted it."""
+def start(known: int | None, text: str, place: Place, *, lossy: bool = False) -> int:
+    """The first position of a journal that the lake does not have. ``StateError`` if retention has deleted it, unless
+    ``lossy``: then the first one that is kept.
+    """
     first = place.first
     begin = first if known is None else known
-    if begin < first:
+    if begin < first and not lossy:
         raise StateError(
-            f"positions {begin} to {first - 1} of {shown(text)} went by retention before they were archived"
+            f"positions {begin} to {first - 1} of {shown(text)} went by retention before they were archived: keep "
+            "more; lake archive --skip-lost (archive(fail_on_data_loss=False)) goes on without them"
         )
     if begin > place.frontier:
         raise StateError(
             f"{shown(text)} ends before position {place.frontier}, and the archive has it up to {begin - 1}: it is an "
             "older copy. Name the journal itself, or archive to another directory"
         )
-    return begin
+    return max(begin, first)
 
 
-def cover(span: Span) -> Iterator[Range]:
-    """Cut a span into adjacent pieces from its start to its end; a missing segment is damage, not a hole.
+def cover(span: Span, *, lossy: bool = False) -> Iterator[Range]:
+    """Cut a span into adjacent pieces from its start to its end; a missing segment is damage, unless ``lossy``.
 
     Holes that compaction recorded in a segment belong to the piece after them.
     """
     reached = span.start
     last: Range | None = None
-    for piece in span.place.ranges(span.start, span.end, Bounds(), RANGE_BYTES // PIECES, fail_if_deleted=True):
+    most = RANGE_BYTES // PIECES
+    for piece in span.place.ranges(span.start, span.end, Bounds(), most, fail_if_deleted=True, lossy=lossy):
         if piece.start < reached or piece.end <= piece.start:
             raise AssertionError(f"ranges of {span.text} overlap at position {piece.start}")
         if last is not None:
@@ -96,6 +100,20 @@ def check_plan(ranges: Sequence[Range], spans: Sequence[Span]) -> None:
         reached[piece.journal] = piece.end
     if reached != {span.place.uuid: span.end for span in spans}:
         raise AssertionError("the tasks do not reach the end of the round")
+
+
+def check_meaning(options: Mapping[str, str]) -> None:
+    """Raise ``InvalidArgument`` for an option of the source that means nothing to an archive: it would change nothing,
+    in silence.
+    """
+    check_options(options)
+    meant = (*FILTERS, "topic")
+    for name in folded(options):
+        if name not in meant:
+            raise InvalidArgument(
+                f"the option {name} means nothing to an archive, which takes every column and position; "
+                f"valid: {', '.join(meant)}"
+            )
 
 
 def filters(options: Mapping[str, str]) -> dict[str, str]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.channel import Publisher
 
 MAX_PUBLISHERS = 1024
+_WANTED = ("topic", "position", "timestamp_ns", "payload", "properties", "message_id", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def replay(
     if "payload" not in frame.columns or "timestamp_ns" not in frame.columns:
         raise InvalidArgument(f"replay needs the columns payload and timestamp_ns, not {', '.join(frame.columns)}")
     order = [name for name in ("timestamp_ns", "position", "ordinal") if name in frame.columns]
-    wanted = [name for name in ("topic", "timestamp_ns", "payload", "properties") if name in frame.columns]
+    wanted = [name for name in _WANTED if name in frame.columns]
     rows = frame.orderBy(*order).select(*wanted).toLocalIterator(prefetchPartitions=True)
     with _Publishers(address, options or {}) as publishers:
         return _play(iter(rows), publishers, speed=speed, on_progress=on_progress, clock=clock, sleep=sleep)
@@ -76,7 +77,7 @@ def _play(
             behind = max(behind, clock() - begun - (group[0].timestamp_ns - first_ns) / 1e9 / speed)
         # Only adjacent rows of one topic form a batch, so that topics keep their order among each other.
         for target, run in itertools.groupby(group, publishers.of):
-            target.forward([_message(row) for row in run])
+            _forward(target, list(run))
         payload_bytes += sum(map(_size, group))
         before, messages = messages, messages + len(group)
         if on_progress is not None and messages // 1000 > before // 1000:
@@ -90,12 +91,30 @@ def _size(row: Any) -> int:
     return 0 if row.payload is None else len(row.payload)
 
 
+def _forward(target: Publisher, run: list[Any]) -> None:
+    """Publish rows; a journal stores their ids and keys too, as far as the frame has them."""
+    # Here, since the driver alone publishes; executors may have no native code.
+    from penstock.journal.follow import JournalPublisher
+    from penstock.journal.journal import Details
+
+    messages = [_message(row) for row in run]
+    if not isinstance(target, JournalPublisher):
+        target.forward(messages)
+        return
+    details = [Details(getattr(row, "message_id", None) or "", getattr(row, "key", None) or "") for row in run]
+    target.forward_together([(target, message) for message in messages], details)
+
+
 def _message(row: Any) -> Message:
     """A row as a message, with its time and the properties that the frame has."""
-    from penstock._core import Message  # the driver alone publishes; executors may have no native code
+    from penstock._core import Message
 
     properties = getattr(row, "properties", None)
-    return Message(row.payload or b"", timestamp_ns=row.timestamp_ns, properties=dict(properties or {}))
+    # A row has its time, also 0, which counts as one where a message has a position.
+    position = getattr(row, "position", None) or 0
+    return Message(
+        row.payload or b"", timestamp_ns=row.timestamp_ns, position=position, properties=dict(properties or {})
+    )
 
 
 class _Publishers:
