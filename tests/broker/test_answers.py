@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import threading
@@ -12,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from penstock.broker import AsyncClient, Client, Limits, Server
+from penstock.broker import AsyncClient, Client, Limits, Server, Subscriber
 from penstock.broker.client.dialogue import Dialogue
+from penstock.broker.client.link import RETRY_S
 from penstock.broker.protocol import _DATA_VERBS, VERBS
-from penstock.errors import PenstockError, ProtocolError, RefusedError
+from penstock.errors import ClosedError, PenstockError, ProtocolError, RefusedError
 from penstock.journal import Journal
 from tests.broker.conftest import Wire, loaded, until
 from tests.broker.test_disk_failures import Failing
@@ -267,6 +269,59 @@ def test_a_malformed_answer_is_a_protocol_error(
 ) -> None:
     with Client(port=lying(answers), timeout=60, reconnect=reconnect) as client, pytest.raises(ProtocolError):
         act(client)
+
+
+@pytest.mark.parametrize("wrong", [b"MSG q t x 1 1 1 1\nx\n", b"WHAT 1\n", b"DATA x\n"])
+def test_a_subscriber_leaves_a_connection_that_breaks_the_protocol(wrong: bytes) -> None:
+    """It goes on with another one, or says why it does not."""
+    with (
+        Subscriber("127.0.0.1", lying([HELLO, b"OK\n" + wrong]), queue="q", reconnect=False) as subscriber,
+        pytest.raises(ClosedError, match="the broker sent what is no answer"),
+    ):
+        subscriber.read(60)
+    again = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        for answer in (b"OK\n" + wrong, b"OK\nMSG q t 1 1 1 1 4\ngood\n"):
+            connection, _ = listener.accept()
+            with connection.makefile("rb") as file:
+                for line in (HELLO, answer):
+                    file.readline()
+                    connection.sendall(line)
+                if b"good" in answer:
+                    again.wait(60)
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        with Subscriber("127.0.0.1", listener.getsockname()[1], queue="q") as subscriber:
+            message = subscriber.read(60)
+            again.set()
+            assert message is not None and bytes(message) == b"good"
+        thread.join(60)
+
+
+def test_a_broker_that_keeps_breaking_the_protocol_is_asked_ever_more_seldom() -> None:
+    """It greets each time, which is no reason to hurry."""
+    connections: list[socket.socket] = []
+
+    def serve(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while len(connections) < 6:
+                connections.append(listener.accept()[0])
+                with connections[-1].makefile("rb") as file:
+                    for line in (HELLO, b"OK\nWHAT 1\n"):
+                        file.readline()
+                        connections[-1].sendall(line)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        with Subscriber("127.0.0.1", listener.getsockname()[1], queue="q") as subscriber:
+            until(lambda: subscriber.read(0.05) is None and len(connections) >= 5)
+            assert subscriber._link._pause > 8 * RETRY_S[0]
+    for connection in connections:
+        connection.close()
 
 
 def test_who_waits_in_vain_is_told_what_the_broker_said() -> None:

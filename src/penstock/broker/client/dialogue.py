@@ -114,7 +114,7 @@ class Dialogue:
         self.name = name
         self.producer = producer if producer is not None else uuid.uuid4().hex
         self.max_message_bytes = max_message_bytes
-        self.scanner = Scanner("deliveries", max(max_message_bytes, 64 << 20) + (1 << 20), MAX_LINE_BYTES)
+        self.scanner = self._new_scanner()
         self.ready = False
         self.version = VERSION
         self.times = False  # whether the broker accepts publishers' times; an older version does not
@@ -237,14 +237,18 @@ class Dialogue:
             parts.append(f"name={self.name}")
         if self.producer:
             parts.append(f"producer={self.producer}")
-        self.scanner = Scanner("deliveries", max(self.max_message_bytes, 64 << 20) + (1 << 20), MAX_LINE_BYTES)
+        self.scanner = self._new_scanner()
         self._outgoing.clear()
         self._sent = 0
         self.ready = False
         self._outgoing.append(" ".join(parts).encode() + b"\n")
 
+    def _new_scanner(self) -> Scanner:
+        return Scanner("deliveries", max(self.max_message_bytes, 64 << 20) + (1 << 20), MAX_LINE_BYTES)
+
     def disconnected(self) -> None:
-        """The connection was lost."""
+        """The connection was lost, and with it what it has not sent completely, or not understandably."""
+        self.scanner = self._new_scanner()
         self.ready = False
         self._outgoing.clear()
         self._sent = 0

@@ -65,7 +65,8 @@ class Link:
         self._attempt_until = 0.0
         self._heard_at = 0.0
         self._look_at = 0.0  # when the peer's silence is checked next
-        self._pause = RETRY_S[0]
+        self._pause = self._broken_pause = RETRY_S[0]  # the second: after what is no answer, which also greets
+        self._greeted_at = 0.0
         self._error: Exception | None = None
         self._down_since = time.monotonic()
         self._poll = select.epoll()  # fileno() returns it: it stays the same over reconnects
@@ -294,6 +295,7 @@ class Link:
 
     def _introduce(self) -> None:
         self.connections += 1
+        self._greeted_at = time.monotonic()
         assert self._socket is not None
         self._liveness = Liveness(self._socket, self._keepalive_s)
         self._heard_at = self._asked_at = time.monotonic()  # HELLO asks for an answer
@@ -374,6 +376,10 @@ class Link:
             self._down_since = now
         self._at = (self._at + 1) % len(self._hosts)
         self._retry_at = now
+        if now - self._greeted_at > RETRY_S[1]:
+            self._broken_pause = RETRY_S[0]
+        if type(error) is ProtocolError:  # not a refusal, after which the next connection may be taken
+            self._pause = self._broken_pause = min(self._broken_pause * 2, RETRY_S[1])
         if self._at == 0 or was_ready:  # all hosts were tried
             self._retry_at += self._pause
             self._pause = min(self._pause * 2, RETRY_S[1] if len(self._hosts) == 1 else GROUP_RETRY_S)
