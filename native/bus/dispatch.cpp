@@ -582,7 +582,13 @@ bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Term
         double timeout = first_timeout;
         if (terms) {
             const Terms::Answer answer = terms->ask(subscriber, message, &timeout);
+            if (answer == Terms::Answer::full) keep_error(&frame);
             if (!(subscriber = route->entries[i])) continue;  // it was removed while its predicate ran
+            if (answer == Terms::Answer::full) {
+                subscriber->counters->matched.add();
+                subscriber->counters->drop(DropReason::overflow);
+                continue;
+            }
             if (answer != Terms::Answer::yes) {
                 const bool failed = answer == Terms::Answer::failed;
                 subscriber->counters->matched.add();

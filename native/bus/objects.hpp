@@ -277,9 +277,10 @@ std::size_t drain(BusObject *bus, Frame *frame, std::size_t most);
 // message went out even so (a time-out at one subscriber, Ctrl-C while waiting).
 std::uint64_t publish_header(BusObject *bus, Header *header, bool *committed, std::int64_t now_ns = 0);
 // What a room above decides for each subscriber while one of its messages is delivered. It may change `timeout`: how
-// long to wait for room, in seconds. failed: the error was reported already.
+// long to wait for room, in seconds. failed: the error was reported already. full: it waited for room in vain, and the
+// error is set, which the publisher gets.
 struct Terms {
-    enum class Answer { yes, no, failed };
+    enum class Answer { yes, no, failed, full };
     virtual Answer ask(SubscriberObject *subscriber, PyObject *message, double *timeout) = 0;
 
    protected:

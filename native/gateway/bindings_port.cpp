@@ -35,7 +35,14 @@ struct LinkTerms final : bus::Terms {
         const int yes = said ? PyObject_IsTrue(said) : -1;
         Py_XDECREF(said);
         if (yes == 0) count_refusal(rule, message);
-        return yes < 0 ? tell() : yes ? Answer::yes : Answer::no;
+        if (yes < 0) return is_full(rule) ? Answer::full : tell();
+        return yes ? Answer::yes : Answer::no;
+    }
+
+    // Whether the error is the one by which a link's own bound says that it stayed full.
+    static bool is_full(PyObject *rule) {
+        PyObject *full = PyTuple_GET_SIZE(rule) > 3 ? PyTuple_GET_ITEM(rule, 3) : Py_None;
+        return full != Py_None && PyErr_ExceptionMatches(full);
     }
 
     // The link's own counts, which the flow reads: a bytearray of two numbers, messages and bytes.
@@ -234,12 +241,15 @@ void port_dealloc(PyObject *object) {
 
 bool valid_rule(PyObject *key, PyObject *value) {
     if (PyObject_TypeCheck(key, bus::subscriber_type) && PyTuple_Check(value) &&
-        (PyTuple_GET_SIZE(value) == 2 || PyTuple_GET_SIZE(value) == 3)) {
+        PyTuple_GET_SIZE(value) >= 2 && PyTuple_GET_SIZE(value) <= 4) {
         PyObject *predicate = PyTuple_GET_ITEM(value, 0), *seconds = PyTuple_GET_ITEM(value, 1);
-        if ((predicate == Py_None || PyCallable_Check(predicate)) && (seconds == Py_None || PyFloat_Check(seconds)))
+        PyObject *full = PyTuple_GET_SIZE(value) > 3 ? PyTuple_GET_ITEM(value, 3) : Py_None;
+        if ((predicate == Py_None || PyCallable_Check(predicate)) && (seconds == Py_None || PyFloat_Check(seconds)) &&
+            (full == Py_None || PyExceptionClass_Check(full)))
             return true;
     }
-    PyErr_SetString(PyExc_TypeError, "a rule is subscriber: (predicate or None, seconds as float or None, count or nothing)");
+    PyErr_SetString(PyExc_TypeError,
+                    "a rule is subscriber: (predicate or None, seconds as float or None, count, error of a full link)");
     return false;
 }
 

@@ -23,7 +23,8 @@ struct PortObject {
     PyObject_HEAD
     bus::BusObject *bus;  // strong
     PyObject *name;
-    // dict: subscriber to (predicate or None, seconds or None, what was refused: messages and bytes); or null: no rules
+    // dict: subscriber to (predicate or None, seconds or None, what was refused: messages and bytes, the error
+    // by which the predicate says that the link stayed full, or None); or null: no rules
     PyObject *rules;
     PyObject *on_error;  // told when a predicate raised, or null
     PyObject *weakrefs;

@@ -413,6 +413,62 @@ def test_a_publisher_waits_for_room_on_its_link(gateway: Gateway) -> None:
     eventually(lambda: gateway.module("sink").got == [b"%d" % n for n in range(50)])
 
 
+def test_what_a_worker_has_taken_and_not_begun_still_waits_on_its_link(gateway: Gateway) -> None:
+    for name in ("a", "sink"):
+        gateway.add_module(name, Collector)
+    gateway.add_link("a", "sink", None, LinkOptions(max_messages=5, overflow=Overflow.DROP_NEWEST))
+    sink = gateway.module("sink")
+    sink.gate.clear()
+    say(gateway, "a", *[b"x"] * 5)
+    gateway.start()
+    worker = gateway.broker.worker_of(sink)
+    eventually(lambda: worker.busy_since is not None and worker.queue.queued == 0, "it has taken all five")
+    say(gateway, "a", *[b"y"] * 5)
+    assert worker.overflowed == 4, "there is room for one: the one in its hand does not wait"
+    sink.gate.set()
+    eventually(lambda: sink.got == [b"x"] * 5 + [b"y"])
+
+
+def test_a_publisher_waits_at_a_link_no_longer_than_at_its_sink(gateway: Gateway) -> None:
+    gateway.add_module("a", Collector)
+    gateway.add_module("sink", Collector, queue=QueueOptions(timeout_s=0.05))
+    gateway.add_link("a", "sink", None, LinkOptions(max_messages=1))
+    told: list[Any] = []
+    gateway.add_event_callback(Event.PUBLISH_REFUSED, lambda _, __, context, ___: told.append(context))
+    say(gateway, "a", b"1")
+    with pytest.raises(TimeoutError, match="the link to 'sink' was full for"):
+        say(gateway, "a", b"2")
+    ledger = gateway.broker.info(gateway.module("sink")).ledger
+    assert dict(ledger.dropped) == {"overflow": 1}
+    assert ledger.balanced
+    eventually(lambda: [name for name, _ in told] == ["a"])
+    gateway.start()
+    eventually(lambda: gateway.module("sink").got == [b"1"])
+
+
+def test_nobody_hangs_on_a_cycle_whose_link_is_bounded() -> None:
+    class Twice(Collector):
+        def receive(self, message: GatewayMessage) -> None:
+            super().receive(message)
+            if bytes(message) == b"go":
+                for content in (b"1", b"2"):
+                    try:
+                        self.publish(content)
+                    except TimeoutError:
+                        self.steps.append(f"refused {content!r}")
+
+    with Gateway(cycle_timeout_s=0.05) as gateway:
+        gateway.add_module("a", Collector)
+        gateway.add_module("twice", Twice)
+        gateway.add_link("a", "twice")
+        gateway.add_link("twice", "twice", None, LinkOptions(max_messages=1))
+        gateway.start()
+        say(gateway, "a", b"go")
+        twice = gateway.module("twice")
+        eventually(lambda: twice.got == [b"go", b"1"])
+        assert "refused b'2'" in twice.steps
+
+
 def test_what_has_waited_too_long_is_dropped_and_counted(gateway: Gateway) -> None:
     for name in ("a", "sink"):
         gateway.add_module(name, Collector)

@@ -32,6 +32,7 @@ from penstock.address import without_secrets
 from penstock.bus import Bus, QueueSubscriber
 from penstock.channel import Ledger
 from penstock.errors import InvalidArgument
+from penstock.gateway.bounds import LinkFull
 from penstock.gateway.configuration import QueueOptions
 from penstock.gateway.cycles import Cycles
 from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, RemoveLinkError, reason_of
@@ -596,7 +597,10 @@ class ModuleBroker(Router):
                 if predicate is not None or cyclic:
                     flow = self._flows.get((output, sink))
                     seconds = min(self.cycle_timeout_s, sink.timeout_s) if cyclic else None
-                    rules[sink.queue] = (predicate, seconds, flow.refused if flow else None)
+                    if joint.bound is not None:
+                        joint.bound.limit(sink.name, functools.partial(_patience, worker, sink, seconds))
+                    full = LinkFull if joint.bound is not None else None
+                    rules[sink.queue] = (predicate, seconds, flow.refused if flow else None, full)
             output.port.rules = rules or None
 
     # ---- snapshots
@@ -732,6 +736,11 @@ class Ending:
         drained_s = timeout - min(timeout / 4, RESERVE_S)
         over_s = max(timeout, END_S)
         return cls(Deadline(drained_s), Deadline((drained_s + over_s) / 2), Deadline(over_s))
+
+
+def _patience(source: Worker, sink: Worker, on_cycle_s: float | None) -> float:
+    """How long the calling thread may wait for room on a link: as long as for room in the sink's queue."""
+    return on_cycle_s if on_cycle_s is not None and source.mine else sink.timeout_s
 
 
 def _by_reason(dropped: Mapping[str, int], overflowed: int, stored: int, filtered: int) -> dict[str, int]:

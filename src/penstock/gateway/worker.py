@@ -634,6 +634,7 @@ class Worker:
         if not batch:
             pass
         elif self.life is Life.FAILED:
+            self._make_room(batch)
             self.lose(len(batch))
             self._throttle.error("module %r cannot receive; %d messages were dropped and counted", self.name, self.lost)
         else:
@@ -667,6 +668,7 @@ class Worker:
         self._receiving(self._ident)
         end = self.taken + len(batch)
         if self._receive_many is not None:
+            self._make_room(batch)
             keeps = self._receive_again is not None
             self._handing_over = len(batch) if keeps else 0
             try:
@@ -688,9 +690,11 @@ class Worker:
                     receive = self._receive
                     if self.life is not Life.RUNNING:
                         break
-                if special and self._has_expired(message):
-                    self.taken += 1
-                    continue
+                if special:
+                    self._make_room((message,))
+                    if self._has_expired(message):
+                        self.taken += 1
+                        continue
                 try:
                     receive(message)
                 except BaseException as error:
@@ -700,6 +704,8 @@ class Worker:
         if self.life is Life.ABANDONED:
             raise _Abandoned
         self._receiving(0)
+        if end > self.taken:
+            self._make_room(batch[self.taken - end :])
         self.lose(end - self.taken, "closed" if self.life is not Life.FAILED else "error")
         self.busy_since = None
 
@@ -716,17 +722,24 @@ class Worker:
     # ---- messages that fail
 
     def _still_wanted(self, batch: Sequence[GatewayMessage]) -> Sequence[GatewayMessage]:
-        """Release the space of the links' bounds; leave out messages that have expired."""
+        """Leave out messages that have expired."""
         kept = []
         for message in batch:
-            joint = self.joints.get(message.id)
-            if joint is not None and joint.bound is not None:
-                joint.bound.release(message)
             if self._has_expired(message):
+                self._make_room((message,))
                 self.taken += 1
             else:
                 kept.append(message)
         return kept
+
+    def _make_room(self, messages: Sequence[GatewayMessage]) -> None:
+        """Give back the room that these had on their links: they no longer wait."""
+        if not self.special:
+            return
+        for message in messages:
+            joint = self.joints.get(message.id)
+            if joint is not None and joint.bound is not None:
+                joint.bound.release(message)
 
     def _has_expired(self, message: GatewayMessage) -> bool:
         """Whether it has waited longer than its link allows. If so, it is counted here and must not be handled."""
