@@ -144,7 +144,7 @@ def test_a_cluster_in_any_directory_and_one_at_a_time(tmp_path: Path, free_ports
 
 @pytest.mark.timeout(120)
 def test_streams_of_others_and_copies_that_cannot_be_are_refused_at_once(tmp_path: Path, free_ports: list[int]) -> None:
-    with Cluster(tmp_path / "nodes", 1, token="sesame") as cluster:  # noqa: S106 - of this test
+    with Cluster(tmp_path / "nodes", 1, token="sesame") as cluster:
         theirs = cluster.address.replace("/penstock", "/theirs")
         owner = JetStream(Target.parse(theirs, None, "sesame"), limits={"subjects": ["orders.>"]})
         with contextlib.closing(owner):

@@ -255,7 +255,11 @@ class JetStream:
         found = self._ask(f"STREAM.INFO.{self.target.stream}", {})
         settings = found.get("config")
         subjects = settings.get("subjects") if isinstance(settings, dict) else None
-        if isinstance(subjects, list) and subjects and not {self.subject, "penstock.*", "penstock.>", ">"} & {*subjects}:
+        if (
+            isinstance(subjects, list)
+            and subjects
+            and not {self.subject, "penstock.*", "penstock.>", ">"} & {*subjects}
+        ):
             text = f"{self.name} takes {', '.join(map(str, subjects))}: it is not one that a Penstock broker has made"
             raise InvalidArgument(f"{text}, and is left as it is; give another name")
         return found
