@@ -133,7 +133,9 @@ def _parse_network(scheme: str, rest: str, options: dict[str, str], text: str) -
         encoded = "" if at or "@" not in topic else "; a secret before @ has / as %2F"
         raise InvalidArgument(f"address {text!r} is not of the form {form} with a port of 0 to 65535{encoded}")
     if _PLACE_IN_TOPIC.search(topic):  # a:9876/orders,b:9876/orders: all of it after the first / would be a topic
-        raise InvalidArgument(f"address {text!r}: what is after the hosts is written once, {scheme}://A:PORT,B:PORT/NAME")
+        raise InvalidArgument(
+            f"address {text!r}: what is after the hosts is written once, {scheme}://A:PORT,B:PORT/NAME"
+        )
     if scheme == "tcp" and "," in host:
         raise InvalidArgument(f"address {text!r} names several hosts: a tcp publisher is one, tcp://HOST:PORT")
     if scheme == "tcp" and topic:  # a tcp port has one stream, so a path would be ignored without an error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -143,6 +144,49 @@ def test_a_damaged_file_is_mended(tmp_path: Path, stream: FakeStream) -> None:
         assert follower.mended == [oldest.name]
         with Journal(tmp_path / "b", mode="read") as reader:
             assert contents(reader) == before
+    assert not verify(tmp_path / "b")
+
+
+def test_damage_in_the_segment_that_is_being_written_is_found_too(tmp_path: Path, stream: FakeStream) -> None:
+    with opened(tmp_path / "a", stream) as journal, Follower(tmp_path / "b", FakeBlocks(stream)) as follower:
+        fill(journal, 3)
+        follower.step()
+        assert follower.check() == []
+        newest = max((tmp_path / "b").glob("*.log"))
+        flip(newest, 5_000)
+        assert follower.check() == [newest.name]
+        assert follower.check() == []
+        journal.append("t", b"goes on")
+        assert follower.step() == 1
+        with Journal(tmp_path / "b", mode="read") as reader:
+            assert contents(reader) == contents(journal)
+    assert not verify(tmp_path / "b")
+
+
+@pytest.mark.parametrize("what", ["all", "log", "older", "index", "frontier", "marker"])
+def test_what_is_removed_while_it_follows_is_made_again_and_named(
+    what: str, tmp_path: Path, stream: FakeStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal)
+        with Follower(tmp_path / "b", FakeBlocks(stream)) as follower:
+            assert follower.look() == []
+            logs = sorted((tmp_path / "b").glob("*.log"))
+            assert len(logs) > 1
+            paths = {"log": logs[-1], "older": logs[0], "index": logs[-1].with_suffix(".index")}
+            paths |= {"frontier": tmp_path / "b" / "frontier", "marker": tmp_path / "b" / "penstock-journal"}
+            if what == "all":
+                shutil.rmtree(tmp_path / "b")
+            else:
+                paths[what].unlink()
+            journal.append("t", b"goes on")
+            follower.step()
+            assert follower.look() and "was removed or replaced" in caplog.text
+            assert follower.look() == []
+            journal.append("t", b"and on")
+            follower.step()
+            with Journal(tmp_path / "b", mode="read") as reader:
+                assert contents(reader) == contents(journal)
     assert not verify(tmp_path / "b")
 
 

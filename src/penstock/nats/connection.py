@@ -124,15 +124,14 @@ def _client_of(access: Access) -> Any:
                 self._pongs[0] = asyncio.get_running_loop().create_future()
             await super()._process_pong()
 
-        async def flush(self, timeout: float = 10) -> None:
-            # While nobody reads, as during a reconnect, that of nats-py returns without the server's answer.
-            while not self.is_closed and not (self.is_connected and self._reads):
-                await asyncio.sleep(FLUSH_POLL_S)
-            await super().flush(timeout)  # type: ignore[arg-type, unused-ignore]
-
-        @property
         def _reads(self) -> bool:
             return self._reading_task is not None and not self._reading_task.done()
+
+        async def flush(self, timeout: float = 10) -> None:
+            # While nobody reads, as during a reconnect, that of nats-py returns without the server's answer.
+            while not self.is_closed and not (self.is_connected and self._reads()):
+                await asyncio.sleep(FLUSH_POLL_S)
+            await super().flush(timeout)  # type: ignore[arg-type, unused-ignore]
 
     return Careful()
 

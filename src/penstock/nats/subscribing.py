@@ -42,7 +42,9 @@ class Subscriber(channel.Subscriber):
             raise InvalidArgument("durable= is for a JetStream stream: give stream=NAME too")
         for option, name in (("stream", stream), ("durable", durable)):
             if not name.isprintable() or set(name) & set(" .*>/\\"):
-                raise InvalidArgument(f"{option}={name!r} is no name for NATS: no blanks and none of . * > / \\")
+                raise InvalidArgument(
+                    f"{option}={name!r} is no name at a NATS server: no blanks and none of . * > / \\"
+                )
         if queue and stream:
             raise InvalidArgument("queue= is core NATS; readers of a stream share its messages by durable=NAME")
         self._counters = Counters("nats", "subscriber", f"{access.place}/{subject}")

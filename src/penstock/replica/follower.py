@@ -1,8 +1,9 @@
 """Follower: a directory that follows a stream. Readers there use ``journal:DIRECTORY`` as they do on the broker's own.
 
 It adds each commit byte for byte as the broker wrote it, with the index and the frontier that readers need. It never
-writes to the stream. At the start, and every ``CHECK_S`` after that, all sealed segments are checked; a damaged one is
-fetched again, and this is reported. What retention has freed on the stream is removed here too. One thread.
+writes to the stream. At the start, and every ``CHECK_S`` after that, all segments are checked; a damaged one is fetched
+again, and this is reported; a file that somebody has removed or replaced is missed within ``LOOK_S``. What retention
+has freed on the stream is removed here too. One thread.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ log = logging.getLogger("penstock.replica")
 POLL_S = 0.02
 CHECK_S = 3600.0
 TRIM_S = 10.0
+LOOK_S = 1.0
 SEGMENT_BYTES = 1 << 62  # no limit: segments end where the broker ended them
 
 
@@ -65,6 +67,8 @@ class Follower:
         self._writer: native.Writer | None = None
         self._check_at = time.monotonic() + CHECK_S
         self._trim_at = time.monotonic() + TRIM_S
+        self._look_at = time.monotonic() + LOOK_S
+        self._frontier_file = 0  # its inode
         self._lock: WriterLock | None = None
         self._follow_anew()
 
@@ -138,6 +142,7 @@ class Follower:
         )  # fmt: skip
         # Only now do readers see the new segments: all files are in place.
         self._writer.publish_frontier(history.segments[0].name[0], 1)
+        self._frontier_file = frontier.stat().st_ino
         self._begin = last.begin
         self._take_group(data, scan["end"])
         self.applied = history.bounds.last
@@ -261,6 +266,10 @@ class Follower:
     def _keep_house(self, bounds: Bounds) -> None:
         assert self._writer is not None
         now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            if self.look():
+                return
         if now >= self._trim_at:
             self._trim_at = now + TRIM_S
             freed = [segment for segment in self._segments[:-1] if segment.begin < bounds.first]
@@ -273,13 +282,50 @@ class Follower:
             self._check_at = now + CHECK_S
             self.check()
 
+    def look(self) -> list[str]:
+        """Make the directory anew if files of it were removed or replaced: what is written to those that are open is
+        seen by nobody. Returns their names.
+        """
+        last = self._segments[-1].name
+        ours = {layout.segment_name(*last, suffix): os.fstat(file).st_ino
+                for suffix, file in zip(("log", "index", "sums"), self._files, strict=True)}  # fmt: skip
+        ours[layout.FRONTIER_NAME] = self._frontier_file
+        try:
+            there = {entry.name: entry.inode() for entry in os.scandir(self.directory)}
+        except FileNotFoundError:
+            there = {}
+        names = [layout.MARKER_NAME, *(layout.segment_name(*segment.name) for segment in self._segments[:-1])]
+        gone = [name for name in names if name not in there]
+        gone += [name for name, inode in ours.items() if there.get(name) != inode]
+        if gone:
+            what = "the directory" if not there else ", ".join(gone[:3]) + (" and more" if len(gone) > 3 else "")
+            log.warning("%s: %s was removed or replaced: taken from %s again", self.directory, what, self.blocks.name)
+            self._follow_anew()
+            self.mended += [name for name in gone if name not in self.mended]
+        return gone
+
     def check(self) -> list[str]:
-        """Check every sealed segment and fetch damaged ones again; returns the names of those logs."""
+        """Check every segment and fetch damaged ones again; returns the names of those logs."""
+        before = len(self.mended)
         history = History(self.blocks, self.blocks.bounds())
-        mended = mend(self.directory, history, {segment.name for segment in self._segments[:-1]})
+        self.mended += mend(self.directory, history, {segment.name for segment in self._segments[:-1]})
         self._seal_all()
-        self.mended += mended
-        return mended
+        if not self._last_is_whole():
+            self._follow_anew()
+        return self.mended[before:]
+
+    def _last_is_whole(self) -> bool:
+        """Whether the segment that is being written has all that readers may see of it."""
+        assert self._writer is not None
+        path = self.directory / layout.segment_name(*self._segments[-1].name)
+        data = read_all(path)[: self._writer.end]
+        try:
+            header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
+        except CorruptionError:
+            return False
+        position = self._writer.committed_position
+        scan = native.scan(data, header.nonce, header.first, 2**63, position, header.gaps)
+        return not scan["damage"] and scan["next_position"] >= position
 
     def _seal_all(self) -> None:
         for segment, following in zip(self._segments, self._segments[1:], strict=False):
