@@ -342,7 +342,8 @@ def test_a_client_that_was_long_without_a_broker_is_as_good_as_new(tmp_path: Pat
         with Server(tmp_path / "broker", port).start():
             client.timeout = LONG
             assert client.publish("t", b"x") == 1, "what nobody waited for any more was not sent"
-            subscriber = client.subscribe("q", topics="t", timeout=0.3)
+            subscriber = client.subscribe("q", topics="t")
+            subscriber._link._give_up_s = 0.3
         with pytest.raises(ClosedError, match="no connection"):
             subscriber.read(LONG)
         with Server(tmp_path / "broker", port).start():

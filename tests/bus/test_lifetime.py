@@ -186,8 +186,8 @@ def test_ctrl_c_ends_a_wait() -> None:
         for wait in ("read", "publish", "allocate"):
             bus = Bus(mode="direct")
             queue = bus.subscribe(1, depth=1)
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
             try:
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
                 if wait == "read":
                     queue.read()
                 elif wait == "publish":

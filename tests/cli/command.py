@@ -14,7 +14,7 @@ def environment(**more: str) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("PENSTOCK_") or name == "PENSTOCK_SHM_DIR"
+        if not name.startswith("PENSTOCK_") or name in ("PENSTOCK_SHM_DIR", "PENSTOCK_JITTER")
     }
     return {**kept, "NO_COLOR": "1", "COLUMNS": "100", "TERM": "dumb", "HOME": "/nonexistent", **more}
 

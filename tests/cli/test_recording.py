@@ -6,6 +6,9 @@ import csv
 import json
 import shutil
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +19,7 @@ import penstock
 from penstock.journal import Entry, Journal
 from penstock.recording import story as recording
 
-from .command import run, start
+from .command import environment, run, start
 
 SECOND = 1_000_000_000
 
@@ -173,6 +176,27 @@ def test_pre_buffer_stores_from_the_signal_on(tmp_path: Path) -> None:
         recorder.wait()
     expected = [f"before {n}".encode() for n in range(1, 11)] + [f"after {n}".encode() for n in range(1, 6)]
     assert bodies(tmp_path / "rec", "p") == expected
+
+
+def test_the_signal_of_a_pre_buffer_may_come_as_soon_as_it_records(tmp_path: Path) -> None:
+    """The folder is there, and the channel has a reader: whoever sees that may send it."""
+    code = """
+        import signal, sys
+        from penstock.recording.recorder import Recorder
+        from penstock.cli import main
+        enter = Recorder.__enter__
+        Recorder.__enter__ = lambda self: (enter(self), signal.raise_signal(signal.SIGUSR1))[0]
+        main()
+    """
+    name = f"/signal-{time.time_ns()}"
+    arguments = ["record", f"shm:{name}", "-o", str(tmp_path / "rec"), "--pre-buffer", "60s", "--seconds", "1", "--json"]
+    with penstock.publisher(f"shm:{name}") as publisher:
+        publisher.publish(b"x")
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code), *arguments], env=environment(), capture_output=True,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_killed_recorder_keeps_what_was_synced_and_play_says_so(tmp_path: Path) -> None:

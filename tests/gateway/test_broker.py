@@ -268,7 +268,7 @@ def test_an_error_in_a_queue_ends_that_worker_alone(broker: ModuleBroker) -> Non
     worker = broker.worker_of(broken)
     broken.gate.clear()
     say(broker, source, b"1")
-    eventually(lambda: worker.busy_since is not None)
+    eventually(lambda: worker.doing == "receive" and worker.busy_since is not None)
 
     class Broken:
         queued, closed = 0, False
@@ -410,14 +410,22 @@ def test_removal_handles_what_is_queued_first(broker: ModuleBroker) -> None:
     assert [info.name for info in broker.modules()] == [broker.info(source).name]
 
 
+class Begins(Collector):
+    """Says that it has begun with a message."""
+
+    def receive(self, message: GatewayMessage) -> None:
+        self.steps.append("receive")
+        super().receive(message)
+
+
 def test_removal_without_draining_drops_and_counts(broker: ModuleBroker) -> None:
-    source, sink = Collector(), Collector()
+    source, sink = Collector(), Begins()
     attach(broker, source, sink)
     broker.add_link(source, sink)
     sink.gate.clear()
     say(broker, source, b"in hand")
     worker = broker.worker_of(sink)
-    eventually(lambda: worker.busy_since is not None)
+    eventually(lambda: "receive" in sink.steps)
     say(broker, source, *[b"%d" % n for n in range(99)])
     threading.Timer(0.05, sink.gate.set).start()
     broker.remove_module(sink, drain=False)
@@ -510,8 +518,9 @@ def test_a_source_id_is_not_used_again_while_its_messages_are_in_flight(broker: 
     assert broker.info(other).source_id == 77
     sink.gate.set()
     eventually(lambda: sink.got == [b"in flight"])
+    message = weakref.ref(sink.messages[0])
     sink.messages.clear()
-    gc.collect()
+    eventually(lambda: gc.collect() is not None and message() is None, "its worker lets go of it")
     late = Collector()
     attach(broker, late)
     assert broker.info(late).source_id == number

@@ -446,6 +446,17 @@ def test_what_a_channel_held_is_stored_also_when_the_recorder_is_stopped_before_
     assert len(stored_topics(tmp_path / "rec")) == 600 + later
 
 
+def test_of_what_was_held_back_as_many_are_stored_as_are_wanted(tmp_path: Path) -> None:
+    name = channel()
+    plan = Plan(tmp_path / "rec", {name: "t"}, pre_buffer_s=1000, max_messages=3)
+    with penstock.publisher(name) as publisher, Recorder(plan) as recorder:
+        publisher.publish_many([b"x"] * 5)
+        wait_for(lambda: len(recorder.sources[0].waiting) == 5)
+        recorder.trigger()
+        wait_for(lambda: not recorder.running)
+    assert len(stored_topics(tmp_path / "rec")) == 3
+
+
 def test_what_was_held_back_is_stored_in_the_order_of_publishing(tmp_path: Path) -> None:
     names = [channel() for _ in range(2)]
     plan = Plan(tmp_path / "rec", {name: f"t{number}" for number, name in enumerate(names)}, pre_buffer_s=1000)

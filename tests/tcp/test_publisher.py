@@ -359,8 +359,8 @@ subscriber.add_session("127.0.0.1", publisher.port)
 publisher.wait_ready(1, 30)
 def later(): time.sleep(0.2); os.kill(os.getpid(), signal.SIGINT)
 for use in (lambda: subscriber.read(None), lambda: [publisher.publish(bytes(1 << 20)) for _ in range(100)]):
-    threading.Thread(target=later).start()
     try:
+        threading.Thread(target=later).start()
         use()
     except KeyboardInterrupt:
         print("interrupted", flush=True)

@@ -77,7 +77,10 @@ def record(
     plan = _plan(chosen, names, output, split, max_size, pre_buffer, count, wait, apart=bool(patterns))
     if not names:
         plan = replace(plan, found=frozenset(chosen) - set(map(broker_address, addresses or [])))
-    with exits.about(output), Recorder(plan) as recorder:
+    recorder = Recorder(plan)
+    # before it is seen to record: by default the signal would end it
+    signal.signal(signal.SIGUSR1, lambda *_: recorder.trigger())
+    with exits.about(output), recorder:
         told: dict[str, str] = {}
         for address, why in unfit.items():
             recorder.refuse(address, why)
@@ -182,7 +185,6 @@ def _plan(
 
 
 def _watch(recorder: Recorder, seconds: float | None, told: dict[str, str], patterns: Sequence[str]) -> None:
-    signal.signal(signal.SIGUSR1, lambda *_: recorder.trigger())
     deadline = None if seconds is None else time.monotonic() + seconds
     seldom, topics = silence.Seldom(), dict(recorder.plan.topics)
     silent_at: float | None = time.monotonic() + TELL_AFTER_S

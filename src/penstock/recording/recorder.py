@@ -435,6 +435,7 @@ class Recorder:
         for entry in entries:
             source.waiting.append(entry)
             source.waiting_bytes += len(memoryview(entry.data))
+        self._give_back(len(entries))  # they count when they are stored
         oldest_ns = time.time_ns() - int(self.plan.pre_buffer_s * 1e9)
         limit = PRE_BUFFER_BYTES // max(1, len(self.sources))
         while source.waiting and ((source.waiting[0].timestamp_ns or 0) < oldest_ns or source.waiting_bytes > limit):
