@@ -256,6 +256,7 @@ PyObject *publisher_publish_now(PyObject *object, PyObject *const *arguments, Py
 PyObject *publisher_close(PyObject *object, PyObject *) {
     PublisherObject *self = as_publisher(object);
     if (std::exchange(self->closed, true) || !self->bus) Py_RETURN_NONE;
+    counters_retire(self->counters);
     // a publish of this publisher may be waiting there
     for (SubscriberObject *subscriber : self->bus->subscribers) subscriber->writers.wake_all();
     self->bus->room.wake_all();

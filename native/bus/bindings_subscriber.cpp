@@ -375,6 +375,7 @@ PyObject *subscriber_close(PyObject *object, PyObject *) {
     leave_bus(self);
     self->closed = true;
     const std::size_t discarded = discard(self);
+    counters_retire(self->counters);
     self->ring.shrink();
     give_memory_back(discarded);
     self->readers.wake_all();

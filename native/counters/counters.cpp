@@ -174,6 +174,13 @@ void sweep_once() {
     if (swept.exchange(fork_generation()) != fork_generation()) counters_sweep();
 }
 
+constexpr std::uint64_t retired = std::uint64_t(1) << 63;  // in Counters::used: its handle is closed
+
+bool is_listed(const Counters &block) {
+    std::uint64_t used = block.used.load(std::memory_order_acquire);
+    return used && !(used & retired);
+}
+
 std::string read_text(const char *text, std::size_t room) { return std::string(text, strnlen(text, room)); }
 
 // Calls `look(header, page)` with a page that is one of ours.
@@ -196,7 +203,7 @@ void read_page(const std::string &path, std::vector<CountersCopy> &found) {
     with_page(path, [&](const PageHeader &header, const Page &page) {
         std::optional<int> pid = process_holder(header.token);
         for (std::uint32_t i = 0; pid && i < block_count; ++i) {
-            if (!page.blocks()[i].used.load(std::memory_order_acquire)) continue;
+            if (!is_listed(page.blocks()[i])) continue;
             CountersCopy copy = counters_copy(&page.blocks()[i]);
             copy.pid = *pid ? *pid : static_cast<int>(header.pid);
             copy.here = *pid != 0;
@@ -233,7 +240,7 @@ void note_dead_page(const std::string &path) {
             for (std::uint32_t i = 0; i < block_count; ++i) {
                 const Counters &block = page.blocks()[i];
                 std::string room = read_text(block.room, sizeof block.room);
-                if (block.used.load(std::memory_order_acquire) && room != "shm" && (room == "bus") == bus)
+                if (is_listed(block) && room != "shm" && (room == "bus") == bus)
                     dead.members.push_back(member_of(block));
             }
         if (!dead.members.empty()) write_deaths({{header.token, dead}});
@@ -322,7 +329,7 @@ void counters_hide() noexcept { Registry::get().hidden.store(true); }
 void counters_rename(Counters *counters, std::string_view name) {
     Registry &registry = Registry::get();
     std::lock_guard lock(registry.mutex);
-    if (!registry.owns(counters)) return;
+    if (!registry.owns(counters) || !is_listed(*counters)) return;
     counters->used.store(0, std::memory_order_release);
     copy_name(*counters, name);
     counters->used.store(++registry.takings, std::memory_order_release);
@@ -333,6 +340,13 @@ void counters_give(Counters *counters) noexcept {
     Registry &registry = Registry::get();
     std::lock_guard lock(registry.mutex);
     if (registry.owns(counters)) counters->used.store(0, std::memory_order_release);
+}
+
+void counters_retire(Counters *counters) noexcept {
+    if (!counters) return;
+    Registry &registry = Registry::get();
+    std::lock_guard lock(registry.mutex);
+    if (registry.owns(counters)) counters->used.fetch_or(retired, std::memory_order_release);
 }
 
 void counters_state(Counters *counters, std::string_view text) noexcept {

@@ -61,7 +61,7 @@ struct Count {
 
 // One handle. in_flight follows from the ledger's equation, so it is not kept; depth is what the handle itself holds.
 struct alignas(64) Counters {
-    std::atomic<std::uint64_t> used;  // 0: free, else a number that is new each time the block is taken
+    std::atomic<std::uint64_t> used;  // 0: free, else a number that is new each time the block is taken; retired: see below
     std::uint64_t opened_ns;          // realtime
     Count matched, delivered, bytes, expired, redelivered, errors;
     Count dropped[drop_reason_count];
@@ -117,6 +117,8 @@ void counters_give(Counters *counters) noexcept;
 // From now on new pages are private memory: other processes see no handles of this one, and when it ends with handles
 // open that is no death. For helper processes, whose parent sees to them.
 void counters_hide() noexcept;
+// The handle is closed and its program may still read its ledger: the block stays its own, and nobody else is shown it.
+void counters_retire(Counters *counters) noexcept;
 // Removes this process's pages, as its end does.
 void counters_end() noexcept;
 void counters_state(Counters *counters, std::string_view text) noexcept;

@@ -327,6 +327,7 @@ void bind_shm(nb::module_ &module) {
     module.attr("MAX_VCHAN_ID") = shm::max_vchans;
     module.attr("MAX_SLOTS") = shm::max_slots;
     module.def("channels", &channels);
+    module.def("described_type", [](const std::string &name) { return readable_text(shm::described_type(name)); });
     module.def("deaths", &deaths);
     module.def("clean", [] {
         std::vector<std::string> removed;

@@ -133,6 +133,7 @@ PyObject *close_method(PyObject *object, PyObject *) {
     if (!handle || handle->closed.load()) Py_RETURN_NONE;
     if constexpr (requires { handle->update_counters(); }) handle->update_counters();
     handle->closed.store(true);
+    counters_retire(handle->counters);
     if (handle->member.belongs_here()) handle->wake();
     self->close_pending = true;
     settle_close(self);

@@ -171,16 +171,18 @@ void view_vchans(const std::string &name, ChannelView &view, const Header &heade
     }
 }
 
-void view_durable(const std::string &name, ChannelView &view, const Header &header) {
+// The text in a file of the channel; empty if there is none.
+std::string text_in(const std::string &name) {
     Access any;
     any.shared = true;
     try {
-        File file = open_file(name + ".durable." + hexadecimal(header.nonce), any, false);
+        File file = open_file(name, any, false);
         const std::uint64_t size = file ? std::min<std::uint64_t>(file_size(file), max_schema_bytes) : 0;
-        if (!size) return;
+        if (!size) return "";
         Mapping memory(file.get(), size, false);
-        view.durable.assign(reinterpret_cast<const char *>(memory.data()), size);
+        return std::string(reinterpret_cast<const char *>(memory.data()), size);
     } catch (const Error &) {  // another user's, or just being replaced: the channel itself is valid
+        return "";
     }
 }
 
@@ -235,7 +237,7 @@ std::vector<ChannelView> list_channels() {
             add(false, look.channel.subscribers, look.channel.subscriber_capacity);
             view_slots(encoded, view, look.channel);
             view_vchans(encoded, view, header);
-            view_durable(encoded, view, header);
+            view.durable = text_in(encoded + ".durable." + hexadecimal(header.nonce));
         }
         for (const std::string &other : names) {
             struct stat status {};
@@ -248,6 +250,12 @@ std::vector<ChannelView> list_channels() {
         found.push_back(std::move(view));
     }
     return found;
+}
+
+std::string described_type(const std::string &name) {
+    const std::string encoded = encode_name(name);
+    Look look = look_at(encoded + suffix, false);
+    return look.problem.empty() ? text_in(encoded + ".schema." + hexadecimal(look.channel.header->nonce)) : "";
 }
 
 void look_for_deaths() {

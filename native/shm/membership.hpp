@@ -195,6 +195,8 @@ struct ChannelView {
     std::vector<std::pair<std::int32_t, std::string>> vchans;
 };
 std::vector<ChannelView> list_channels();
+// What describes the type of a channel, every version, a line each; empty if nobody has said it, or there is no channel.
+std::string described_type(const std::string &name);
 // Whether the channel with that file name has a live member.
 bool is_channel_in_use(const std::string &encoded);
 // The multiplexer of that virtual channel, if it is in use and not the one with that nonce; else empty.

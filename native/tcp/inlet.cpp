@@ -186,6 +186,7 @@ void Inlet::close() {
     if (has_kept_) chunk_drop(kept_.chunk);
     has_kept_ = false;
     turn_.unlock();
+    counters_retire(counters_);
     chunk_users(-1);
     std::uint64_t one = 1;  // the descriptor stays readable, so that a poller notices the end
     [[maybe_unused]] auto n = ::write(wake_, &one, sizeof one);

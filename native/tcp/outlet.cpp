@@ -222,6 +222,7 @@ void Outlet::close() {
     }
     gone_.clear();
     while (!history_.empty()) forget_oldest();
+    counters_retire(counters_);
 }
 
 std::size_t Outlet::peer_count() {

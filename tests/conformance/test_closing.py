@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.observe.snapshot import live
 
 from .reaches import Reach
 from .reading import LONG
@@ -39,6 +41,25 @@ READING: dict[str, Callable[[penstock.Subscriber], Any]] = {
     "fileno": lambda subscriber: subscriber.fileno(),
     "read_async": lambda subscriber: asyncio.run(subscriber.read_async(None)),
 }
+
+
+def test_a_closed_handle_is_listed_no_more(reach: Reach) -> None:
+    """Though its program still has it: others would take it for a reader that is stuck, or a publisher that lives."""
+
+    def listed() -> set[tuple[str, str]]:
+        """Handles of this process; a broker's queue is the broker's own."""
+        mine = [block for block in live() if block.pid == os.getpid() and (block.room, block.kind) != ("broker", "queue")]
+        return {(block.kind, block.address) for block in mine if block.kind in ("publisher", "subscriber", "queue")}
+
+    before = listed()
+    publisher, subscriber = reach.pair()
+    publisher.publish(b"abc")
+    assert len(listed() - before) == 2
+    publisher.close()
+    assert len(listed() - before) == 1
+    subscriber.close()
+    assert listed() == before
+    assert publisher.ledger.balanced and subscriber.ledger.balanced
 
 
 def _close_in_the_midst(handle: Any, use: Callable[[Any], Any], round_: int) -> BaseException:

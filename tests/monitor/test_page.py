@@ -440,6 +440,31 @@ def test_the_page_of_a_channel(service: Service, browser: Browser) -> None:
         browser.screenshot(SHOTS / "channel.png")
 
 
+def test_any_field_of_many_can_be_plotted(service: Service, browser: Browser) -> None:
+    address = f"shm:/test-page-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(address, type=dict, slots=32, slot_size=1024) as publisher:
+        browser.open(service.url)
+        show(browser, f"channel={address}")
+        browser.until("return !document.getElementById('channel-tail-start').hidden")
+        browser.run("document.getElementById('channel-tail-start').click()")
+        keys = "[...document.querySelectorAll('#channel-fields .keys button')].map(b => b.dataset.name)"
+        deadline = time.monotonic() + 40
+        while not browser.run(f"return {keys}.length"):
+            publisher.publish({f"f{n:02}": 100 - n for n in range(40)})
+            assert time.monotonic() < deadline
+        assert browser.run(f"return {keys}") == [f"f{n:02}" for n in range(12)], "the largest"
+        browser.run("const f = document.getElementById('field-filter'); f.value = 'f39'; f.dispatchEvent(new Event('input'))")
+        assert browser.run(f"return {keys}") == ["f39"]
+
+
+def test_no_part_of_the_page_has_the_name_of_a_view(service: Service, browser: Browser) -> None:
+    """The browser itself would scroll to it, and its heading would lie under the page's own."""
+    browser.open(service.url)
+    views = browser.run("return [...document.querySelectorAll('nav a')].map(link => link.dataset.view)")
+    assert len(views) >= 6
+    assert not browser.run("return arguments[0].filter(name => document.getElementById(name))", views)
+
+
 def test_the_page_of_a_gateway_s_module(service: Service, browser: Browser) -> None:
     class Sink(Module):
         def receive(self, message: object) -> None:

@@ -14,6 +14,7 @@ import socket
 import sqlite3
 import ssl
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -85,6 +86,17 @@ def test_state_is_what_was_counted(service: Service, handles: Handles, name: str
     ids = {node["id"] for node in state["graph"]["nodes"]}
     assert f"shm:{name}" in ids
     assert any(edge["from"] == f"shm:{name}" for edge in state["graph"]["edges"])
+
+
+def test_a_program_that_stands_in_its_command_line_has_a_name(service: Service, name: str) -> None:
+    """The same as its handles have."""
+    code = f"from penstock import _core; c = _core.Counters('shm', 'publisher', '{name}'); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
+        handle = seen(service, name)
+        state = json.loads(get(service.url + "api/state")[1])
+        child.communicate(b"\n")
+    (process,) = [one for one in state["processes"] if one["pid"] == child.pid]
+    assert process["program"] == handle["program"] != ""
 
 
 def test_metrics_are_what_was_counted(service: Service, handles: Handles, name: str) -> None:

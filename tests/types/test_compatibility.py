@@ -41,7 +41,10 @@ SCALARS: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (Literal["a"], st.just("a")),
     (Literal[1, 2], st.sampled_from([1, 2])),
     (Annotated[int, msgspec.Meta(ge=0)], st.integers(0, 9)),
+    (Annotated[int, msgspec.Meta(ge=1, le=5)], st.integers(1, 5)),
+    (Annotated[int, msgspec.Meta(gt=1, lt=5)], st.integers(2, 4)),
     (Annotated[str, msgspec.Meta(max_length=2)], st.text(max_size=2)),
+    (Annotated[str, msgspec.Meta(min_length=1, max_length=3)], st.text(min_size=1, max_size=3)),
 ]
 
 
@@ -253,6 +256,24 @@ def changed(**other: Any) -> Any:
 def test_the_table_of_structs(reader: Any, told: str | None) -> None:
     found = first_difference(codec_of(Base).described(), codec_of(reader).described())
     assert found is None if told is None else told in str(found)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide"),
+    [
+        (Annotated[int, msgspec.Meta(ge=0, le=5)], Annotated[int, msgspec.Meta(ge=-1, le=9)]),
+        (Annotated[float, msgspec.Meta(gt=0, lt=5)], Annotated[float, msgspec.Meta(gt=-1, lt=9)]),
+        (Annotated[int, msgspec.Meta(ge=0)], int),
+        (Annotated[str, msgspec.Meta(min_length=2, max_length=3)], Annotated[str, msgspec.Meta(min_length=1, max_length=4)]),
+        (Annotated[list[int], msgspec.Meta(max_length=3)], Annotated[list[int], msgspec.Meta(max_length=4)]),
+        (Annotated[dict[str, int], msgspec.Meta(max_length=3)], Annotated[dict[str, int], msgspec.Meta(max_length=4)]),
+        (Literal["x"], Literal["x", "y"]),
+    ],
+)
+def test_wider_bounds_and_more_values_read_what_was_written(narrow: Any, wide: Any) -> None:
+    before, after = (codec_of(changed(a=kind)).described() for kind in (narrow, wide))
+    assert first_difference(before, after) is None
+    assert "field 'a'" in str(first_difference(after, before))
 
 
 class Node(msgspec.Struct):

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ import penstock
 from penstock import types
 from penstock.broker import Client, Server
 from penstock.broker.words import Refusal
+from penstock.cli.schema import _of_address
 from penstock.journal import Journal
 from penstock.journal.schemas import MAX_VERSIONS, Schemas, read_schemas
 from penstock.recording.recorder import Plan, Recorder
+from penstock.types import Schema
 from tests.cli.command import run
 
 LONG = 30.0
@@ -300,6 +303,16 @@ def test_a_bridge_carries_the_schema(tmp_path: Path) -> None:
 
 
 # --- the command
+
+
+def test_who_looks_at_a_schema_in_shared_memory_is_no_subscriber(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher that waits for its first one would begin."""
+    name = f"/types-looked-at-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(f"shm:{name}", type=Pose), penstock.publisher(f"shm:{name}", type=PoseAndTime):
+        monkeypatch.setattr(penstock, "subscriber", lambda *_, **__: pytest.fail("it subscribes"))
+        for every, expected in ((False, ["PoseAndTime"]), (True, ["Pose", "PoseAndTime"])):
+            said = list(_of_address(f"shm:{name}", every, 1.0))
+            assert [Schema.parse(text).name for _, _, text in said] == expected
 
 
 def test_the_command_shows_schemas(tmp_path: Path) -> None:

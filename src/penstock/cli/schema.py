@@ -16,6 +16,7 @@ from penstock import address as addresses
 from penstock.cli import exits, show, silence
 from penstock.cli.target import is_folder
 from penstock.errors import InvalidArgument, RefusedError
+from penstock.shm import directory
 from penstock.types import Schema
 
 app = typer.Typer()
@@ -83,6 +84,10 @@ def _of_address(target: str, every: bool, timeout: float) -> Iterator[tuple[str,
     if parts.scheme == "bus":
         raise InvalidArgument(f"{parts.text}: a bus is seen only by its own process")
     silence.refuse_nobody(parts)
+    if parts.scheme == "shm" and "mux" not in parts.options and (seen := directory.schemas(parts.name)):
+        for one in seen if every else seen[-1:]:  # without joining: a publisher may wait for its first subscriber
+            yield parts.text, 0, one
+        return
     deadline = time.monotonic() + timeout
     with penstock.subscriber(target) as subscriber:
         text = subscriber.schema

@@ -23,6 +23,7 @@ from penstock.journal import Journal
 from penstock.observe.rates import PRODUCERS, carries_calls
 from penstock.observe.snapshot import Block, live, matching
 from penstock.recording.story import read_story, topic_of
+from penstock.shm.directory import schemas
 from penstock.tcp.explain import explain, unreached
 from penstock.types import Schema
 from penstock.types.schema import MAX_VERSIONS
@@ -162,6 +163,9 @@ class Live:
             for finding in explain(parts):
                 if finding.grave:
                     raise RefusedError(finding.text)
+        seen = schemas(parts.name) if scheme == "shm" and "mux" not in parts.options else []
+        if seen and not is_image(_with_current((), seen[-1])):  # without joining: who only looks is no subscriber
+            return seen[-1], None
         more = {"timeout": GREETING_S} if scheme == "broker" and "timeout" not in parts.options else {}
         with penstock.subscriber(address, **more) as subscriber:
             if scheme == "tcp" and (why := unreached(subscriber, time.monotonic() + GREETING_S)):

@@ -29,7 +29,7 @@ __all__ = ["follow", "tail_address"]
 MAX_TAILS = 8
 MAX_SHOWN_HZ = 50
 MAX_BODY_BYTES = 2048
-MAX_NUMBERS = 12  # that are plotted
+MAX_NUMBERS = 200  # that can be plotted
 
 _tail_slots = threading.BoundedSemaphore(MAX_TAILS)
 

@@ -91,6 +91,13 @@ def channels() -> list[Channel]:
     return found
 
 
+def schemas(name: str) -> list[str]:
+    """What describes the type of a channel, every version, the newest last. Who only looks is no subscriber: a
+    publisher may wait for its first one.
+    """
+    return native.described_type(name).splitlines()
+
+
 def clean() -> list[str]:
     """Remove what killed processes left behind; gives the names of the channels removed."""
     return native.clean()

@@ -18,6 +18,9 @@ _SILENT = {"title", "description", "default", "examples", "deprecated", "$commen
 _SILENT |= {"writeOnly", "discriminator", "x-written"}
 _STRUCTURE = {"type", "properties", "required", "additionalProperties", "items", "prefixItems", "enum", "const"}
 _STRUCTURE |= {"$ref", "anyOf", "oneOf", "allOf", "x-fields"}
+# Bounds: a reader accepts a writer's if its own are not narrower.
+_LOWER = {"minimum", "exclusiveMinimum", "minLength", "minProperties"}
+_UPPER = {"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"}
 _ANYTHING: Mapping[str, Any] = {}
 _ZONES = {True: "with a time zone", False: "without a time zone", None: "with or without a time zone"}
 
@@ -223,7 +226,7 @@ def _constraints(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str, 
     for word, value in theirs.items():
         if word in _SILENT or word in _STRUCTURE or word == "minItems" or mine.get(word) == value:
             continue
-        if word == "maxItems" and mine.get("maxItems", value + 1) <= value:
+        if word in mine and ((word in _UPPER and mine[word] <= value) or (word in _LOWER and mine[word] >= value)):
             continue
         if word == "x-zone":
             yield f"{_place(path)} is read {_ZONES[value]}, and written {_ZONES[mine.get(word)]}"

@@ -4,7 +4,7 @@ import { Plot } from "/plots.js";
 import { Tail } from "/tail.js";
 
 const one = id => document.getElementById(id);
-const MOST_SAMPLES = 600, MOST_FIELDS = 12;
+const MOST_SAMPLES = 600, MOST_FIELDS = 200;  // that are kept; the plot draws some of them
 const now = { address: "", asked: 0, times: [], series: {} };
 const fields = new Plot(one("field-plot"), () => showFields());
 const tail = new Tail({ start: one("channel-tail-start"), note: one("channel-tail-note"), list: one("channel-tail-list"), address: () => now.address, onRecord: record => addFields(record) });
@@ -42,7 +42,7 @@ export function showChannel(address, handles, state) {
 export function leaveChannel() {
   tail.end();
   Object.assign(now, { address: "", asked: 0, times: [], series: {} });
-  one("channel-why-note").hidden = false; one("channel-fields").hidden = true; one("channel-why").replaceChildren(); one("channel-latency").replaceChildren(); one("channel-why").known = one("channel-latency").known = undefined;
+  one("channel-why-note").hidden = false; one("channel-fields").hidden = true; one("field-filter").value = ""; one("channel-why").replaceChildren(); one("channel-latency").replaceChildren(); one("channel-why").known = one("channel-latency").known = undefined;
 }
 
 async function ask(address) {
@@ -79,4 +79,5 @@ function addFields(record) {
   showFields();
 }
 
-function showFields() { if (now.times.length) fields.show(now.times, now.series, Math.max(10, now.times[now.times.length - 1] - now.times[0]), ""); }
+function showFields() { if (now.times.length) fields.show(now.times, now.series, Math.max(10, now.times[now.times.length - 1] - now.times[0]), one("field-filter").value.trim()); }
+one("field-filter").addEventListener("input", showFields);
