@@ -47,6 +47,7 @@ def test_msgpack(spark):
     assert len(got) == len(payloads)
     assert got[0][0].x == 1 and got[0][0].tags == ["p"] and got[0][1] is None
     assert all(got[index][0] is None and got[index][1] for index in range(1, 5))
+    assert not any(got[index][1].endswith(": ") for index in range(1, 5)), "each says why"
 
 
 def test_arrow_streams_become_rows(spark):

@@ -173,6 +173,16 @@ def test_options_by_the_names_of_another_source():
         folded({"startingOffsets": "latest", "startingOffset": "earliest"})
 
 
+def test_properties_of_a_table_are_no_options():
+    """As Spark gives them for CREATE TABLE ... OPTIONS (topics 'a') TBLPROPERTIES ('team'='north')."""
+    given = {"topics": "a", "option.topics": "a", "owner": "root", "provider": "penstock", "team": "north"}
+    check_options(given)
+    with pytest.raises(InvalidArgument, match="no option 'topcis'; did you mean topics"):
+        check_options(given | {"topcis": "a", "option.topcis": "a"})
+    with pytest.raises(InvalidArgument, match="no option 'team'"):
+        check_options({"path": "/x", "team": "north"})
+
+
 def lose(path, number):
     """Lose the segment of this number as a disk does: nobody announces it. Gives its positions."""
     logs = sorted(path.glob("*.log"))

@@ -595,6 +595,15 @@ def test_places_that_cannot_be_a_lake_are_told(tmp_path):
     assert (tmp_path / "other").exists()
 
 
+def test_an_http_endpoint_that_is_not_allowed_names_the_setting(tmp_path):
+    """Nobody is asked: the scheme is refused first."""
+    make(tmp_path / "j", 10)
+    keys = {"access_key_id": "x", "secret_access_key": "x", "region": "us-east-1", "endpoint_url": "http://127.0.0.1:9"}
+    storage = {f"AWS_{name.upper()}": value for name, value in keys.items()}
+    with pytest.raises(StateError, match="AWS_ALLOW_HTTP=true"):
+        lake.archive(None, str(tmp_path / "j"), "s3://bucket/lake", storage=storage)
+
+
 def test_the_lake_is_its_makers_alone(tmp_path):
     make(tmp_path / "j", 10)
     lake.archive(None, str(tmp_path / "j"), tmp_path / "new" / "lake")

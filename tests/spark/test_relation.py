@@ -52,7 +52,7 @@ def test_a_table_of_the_catalog(spark, journal, table, how):
 
 def test_a_table_keeps_its_options(spark, journal, table):
     path, expected = journal
-    spark.sql(f"CREATE TABLE {table} USING penstock OPTIONS (path '{path}', topics 'a.*', startPosition '11')")
+    spark.sql(f"CREATE TABLE {table} USING penstock OPTIONS (path '{path}', topics 'a.*', startPosition '11') TBLPROPERTIES ('team'='north')")
     found = counts(spark, f"SELECT topic, count(*) FROM {table} GROUP BY topic")
     assert found.keys() == {"a.x", "a.y"} and sum(found.values()) == expected["a.x"] + expected["a.y"] - 7
 

@@ -24,10 +24,16 @@ ALIASES = {"startingOffsets": "startingOffset", "maxOffsetsPerTrigger": "maxMess
 
 
 def check_options(options: Mapping[str, str]) -> None:
-    """Raise ``InvalidArgument`` for an unknown option, naming the nearest known one."""
+    """Raise ``InvalidArgument`` for an unknown option, naming the nearest known one.
+
+    For a new table Spark mixes its properties (TBLPROPERTIES), which are the user's own, with its options; only options
+    are there twice, once with the prefix.
+    """
     known = {name.lower() for name in (*OPTIONS, *SPARKS_OWN, *ALIASES)}
+    given = {name.lower() for name in options}
     for name in options:
-        if name.lower() not in known and not name.lower().startswith(_MADE_BY_SPARK):
+        is_property = "provider" in given and not any(prefix + name.lower() in given for prefix in _MADE_BY_SPARK)
+        if name.lower() not in known and not name.lower().startswith(_MADE_BY_SPARK) and not is_property:
             raise InvalidArgument(f"the penstock source has no option {name!r}; {nearest(name, OPTIONS)}")
 
 

@@ -114,7 +114,7 @@ def _check_fields(inside: list[tuple[str, Callable[[Any], None]]]) -> Callable[[
 
 
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:300]
+    return f"{type(error).__name__}: {str(error) or 'bytes that this format does not have'}"[:300]
 
 
 def msgpack(batch: pyarrow.Array, kind: pyarrow.DataType) -> Decoded:

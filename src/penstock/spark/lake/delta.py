@@ -72,7 +72,10 @@ def _no_answer(where: Store, error: OSError) -> StateError:
     """The object store could not be asked. deltalake gives a line for each layer, the cause last, in colours."""
     lines = (re.sub(r"\x1b\[[0-9;]*m|\u21b3", "", line).strip() for line in str(error).splitlines())
     causes = [line for line in lines if line][-3:]
-    return StateError(f"{where.uri} cannot be reached: {' / '.join(causes)[:500]}")
+    text = f"{where.uri} cannot be reached: {' / '.join(causes)[:500]}"
+    if "URL scheme is not allowed" in text:
+        text += "; an endpoint of http:// needs AWS_ALLOW_HTTP=true (storage={'allow_http': 'true'})"
+    return StateError(text)
 
 
 def has_version_1(where: Store) -> bool:
