@@ -684,7 +684,6 @@ class Broker:
             if over():
                 self._ready[queue] = None
                 break
-            self._timed.add(queue)  # when it cannot be stored, it is tried again later
             try:
                 dead_letters.bury(self, queue, position, deliveries, "delivered too often")
             except (PenstockError, OSError) as error:
@@ -706,7 +705,7 @@ class Broker:
         """Pump one queue. A message that cannot be read, or that causes an unexpected error, stops only its own
         queue.
         """
-        if (queue.hands_out or queue.buries) and self._stuck.get(queue, 0) <= now_ns:
+        if queue.hands_out and self._stuck.get(queue, 0) <= now_ns:
             try:
                 if not queue.pump(now_ns, over, exhausted):
                     self._ready[queue] = None
@@ -718,9 +717,7 @@ class Broker:
                 if not isinstance(error, PenstockError | OSError):
                     logger.exception("queue %s: a fault of the broker's", queue.name)
                     failed.append(queue)
-        # Without consumers only what is not due yet needs a timer: it may have been delivered too often.
-        timed = queue.state.outstanding if queue.hands_out else queue.buries and queue.state.next_time_ns > now_ns
-        (self._timed.add if timed else self._timed.discard)(queue)
+        (self._timed.add if queue.hands_out and queue.state.outstanding else self._timed.discard)(queue)
         if queue.state.changed:
             self.touch(queue)
 

@@ -44,15 +44,10 @@ def bury(broker: Broker, queue: Queue, position: int, deliveries: int, reason: s
         properties.setdefault("$topic", message.channel or words.DEFAULT_TOPIC)
         properties.update({"$queue": queue.name, "$reason": reason, "$position": str(position)})
         _stage_copy(broker, position, target, properties)
-        _count(queue, 1)
-        broker.on_failure(lambda: _count(queue, -1))
+        queue.dead_lettered += 1
     else:
         queue.expire(1)  # retention has freed it while it waited
     _mark_done(broker, queue, position, deliveries)
-
-
-def _count(queue: Queue, change: int) -> None:
-    queue.dead_lettered += change
 
 
 def bind(broker: Broker, queue: Queue) -> None:

@@ -137,22 +137,12 @@ class Queue:
         """Whether it has consumers and delivery is not suspended."""
         return bool(self.consumers) and not (self.options.paused or self._rebinding)
 
-    @property
-    def buries(self) -> bool:
-        """Whether it may have messages that were delivered too often: they become dead letters, also when their
-        consumer has left at once.
-        """
-        most = self.options.max_deliveries and self.state.outstanding
-        return bool(most) and not (self.options.paused or self._rebinding)
-
     def pump(self, now_ns: int, over: Callable[[], bool], exhausted: list[tuple[Queue, int, int]]) -> bool:
         """Deliver what can be delivered; False if the turn was over before that. Messages that were delivered too often
         are appended to ``exhausted``.
         """
         if self.state.next_time_ns <= now_ns:
             self.state.expire(now_ns)
-            if not self.consumers:
-                return self._exhaust_due(now_ns, exhausted)
             if not self._redeliver_due(now_ns, over, exhausted):
                 return False
         while not self.caught_up and (consumer := self._next()) is not None:
@@ -184,13 +174,6 @@ class Queue:
         deadline_ns = self._deadline(consumer, now_ns)
         if deadline_ns != NO_DEADLINE:
             self.state.heard(consumer.number, first, last, deadline_ns)
-
-    def _exhaust_due(self, now_ns: int, exhausted: list[tuple[Queue, int, int]]) -> bool:
-        """Nobody reads: find what was delivered too often. False: there may be more."""
-        due, most = self.state.due(now_ns, TAKE_MESSAGES), self.options.max_deliveries
-        found = [(self, position, deliveries) for position, deliveries in due if most and deliveries >= most]
-        exhausted += found
-        return not found or len(due) < TAKE_MESSAGES
 
     def _redeliver_due(self, now_ns: int, over: Callable[[], bool], exhausted: list[tuple[Queue, int, int]]) -> bool:
         """Redeliver what is due, to consumers with credit and before any new message; what was delivered too often
