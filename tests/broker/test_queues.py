@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +85,9 @@ def test_redelivery_after_a_timeout(client: Client) -> None:
 def test_what_was_sent_ahead_to_a_reader_at_work_does_not_expire(server: Server, client: Client, say: str) -> None:
     client.queue("q", topics="t", ack_timeout_s=3600)
     client.publish_many("t", [b"a", b"b", b"c"])
-    state = server.broker.queues["q"].state
+    queue, noted = server.broker.queues["q"], threading.Event()
+    state, heard = queue.state, queue.heard
+    queue.heard = lambda *given: (heard(*given), noted.set())  # type: ignore[assignment, method-assign]
     with client.subscribe("q", ack="manual") as consumer:
         first = consumer.read(LONG)
         assert first is not None
@@ -95,7 +98,8 @@ def test_what_was_sent_ahead_to_a_reader_at_work_does_not_expire(server: Server,
             consumer.ack(first, confirm=True)
         else:
             consumer.nack(first, delay_s=7200)
-        until(lambda: state.in_flight == 2)
+        assert noted.wait(LONG)
+        assert state.in_flight == 2
         assert state.expire(due_ns) == 0, "those behind it wait to be read"
         assert state.next_time_ns > due_ns
         assert state.expire(state.next_time_ns) == 2, "nothing was heard of the reader since"

@@ -225,7 +225,9 @@ def test_dead_letters_that_were_sent_back_hold_nothing(server: Server, client: C
     with client.subscribe("poison", ack="manual") as consumer:
         for _ in range(2):
             consumer.nack(consumer.receive(LONG))
-    until(lambda: client.redrive("poison"), "dead letters")
+        # before its reader leaves: without one nothing becomes a dead letter
+        until(lambda: {entry["queue"]: entry["depth"] for entry in client.queues()}.get("poison.dead") == 2, "dead letters")
+    assert client.redrive("poison") == 2
     with client.subscribe("poison", ack="read") as consumer:
         for _ in range(2):
             consumer.receive(LONG)

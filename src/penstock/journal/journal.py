@@ -116,7 +116,7 @@ class Journal(Reading):
         self._deleted: dict[str, QueueState] = {}
         self._dirty: set[str] = set()
         self._failures = 0
-        self._upkeep = Upkeep(self.directory, self._disk, self._retain_at_roll)
+        self._upkeep = Upkeep(self.directory, self._disk, self._retain_at_roll, self._check_place)
         self.recovery = recovery.Recovery()
         self._reader = None
         _opened.add(self)
@@ -515,6 +515,7 @@ class Journal(Reading):
             revision = old.header.revision + 1
             if not replace_state or revision > layout.MAX_REVISION:
                 return None
+        self._check_place()
         first_kept, states = self._first_kept(), self._state_for_roll()
         self._segment = segments.begin(
             self.directory, self.uuid, self.writer, first, states, self._disk, revision=revision
@@ -525,6 +526,10 @@ class Journal(Reading):
             remove_segment(self.directory, *old.name, self._disk)
             return None
         return Full(old.header, first, end, tail if sums_whole else None)
+
+    def _check_place(self) -> None:
+        """Before files are made, changed or removed by name. OSError: they would be those of another journal."""
+        self._lock.check(self.directory)
 
     def _first_kept(self) -> int:
         found = layout.latest_segments(os.listdir(self.directory))
@@ -626,6 +631,7 @@ class Journal(Reading):
         limits = Limits(self.retain_age_s, self.retain_bytes, passed if self.retain_queues else None)
         if limits == Limits() or self._group is not None:  # must not remove what no reader can have seen yet
             return 0
+        self._check_place()
         with self._upkeep.lock:
             return apply(self.directory, limits, self._disk, self.frontier - 1)
 
@@ -638,6 +644,7 @@ class Journal(Reading):
         self._check_not_rolling()
         with self._roll_lock, self._upkeep.idle():
             self._check_writing()  # not closed meanwhile
+            self._check_place()
             assert self._segment is not None
             asked = layout.FLAG_COMPACTED_TOPIC
             compacted = {number for number, _, flags, _, _ in self.writer.topics() if flags & asked}

@@ -7,6 +7,7 @@ opens the file once: a second writer in the same process is refused here, before
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -51,6 +52,13 @@ class WriterLock:
                     "others may only read it"
                 ) from None
             _held[self._key] = os.getpid()
+
+    def check(self, directory: Path) -> None:
+        """Refuse another directory in the place of the one that is locked: its files are those of another journal."""
+        status = directory.stat()
+        if (status.st_dev, status.st_ino) != self._key:
+            text = "the journal's directory was moved away, and another one is in its place"
+            raise FileNotFoundError(errno.ENOENT, text, str(directory))
 
     def release(self) -> None:
         """Release the lock. Releasing twice does nothing."""

@@ -37,8 +37,12 @@ class Full(NamedTuple):
 class Upkeep:
     """The work after a roll."""
 
-    def __init__(self, directory: Path, disk: Disk, retain: Callable[[], object]) -> None:
+    def __init__(
+        self, directory: Path, disk: Disk, retain: Callable[[], object], check: Callable[[], object]
+    ) -> None:
+        """``check`` raises OSError where another directory is in the place of the journal's."""
         self._directory = directory
+        self._check: Callable[[], object] | None = check
         self._disk = disk
         self._retain: Callable[[], object] | None = retain
         self._unsealed: list[Full] = []
@@ -67,7 +71,7 @@ class Upkeep:
         """Wait, then drop the reference to the journal."""
         self.wait()
         with self.lock:
-            self._retain = None
+            self._retain = self._check = None
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
@@ -97,12 +101,17 @@ class Upkeep:
         self._unsealed.append(full)
         if len(self._unsealed) == 1 and full.tail is not None:
             try:
+                self._check_place()
                 recovery.seal_written(self._directory, full.header, full.end, full.following, full.tail, self._disk)
                 self._unsealed.clear()
             except (OSError, PenstockError) as error:
                 LOG.warning("cannot seal a segment yet: %s", error)
                 return
         self.seal_rest()
+
+    def _check_place(self) -> None:
+        if self._check is not None:
+            self._check()
 
     def seal_rest(self) -> None:
         """Seal what could not be sealed before, perhaps because the disk was full; the caller holds ``lock``.
@@ -111,6 +120,7 @@ class Upkeep:
         """
         try:
             while self._unsealed:
+                self._check_place()
                 header = self._unsealed[0].header
                 segment = header.first, header.revision
                 recovery.seal_from_log(self._directory, segment, header, self._unsealed[0].following, self._disk)
