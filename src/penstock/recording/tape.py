@@ -74,9 +74,10 @@ class Tape:
 
     def pieces(self, entries: list[Entry]) -> Iterator[list[Entry]]:
         """The entries in pieces to commit. If old segments are removed by size, a commit that fills a segment would be
-        removed as a whole.
+        removed as a whole; and a commit is in one part, however large it is.
         """
         most_bytes = MOST_BYTES if self.plan.max_bytes is None else min(MOST_BYTES, self._journal.segment_bytes)
+        most_bytes = min(most_bytes, self.plan.split_bytes or most_bytes)
         begin = size = 0
         for at, entry in enumerate(entries):
             if at - begin >= MOST or (size and size + len(memoryview(entry.data)) > most_bytes):
