@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import sys
 import threading
@@ -71,20 +72,24 @@ def test_where_a_replay_stands_still_is_told_once(
 def test_where_a_source_stands_still_that_the_replay_waits_for_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = threading.Event()
+    told, stands, moments = threading.Event(), threading.Event(), itertools.count()
 
     class Heard(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             told.set()
 
     def it_stands_here() -> None:
+        stands.set()
         assert told.wait(60)
+
+    def progress() -> int:
+        return -1 if stands.is_set() else next(moments)
 
     heard = Heard()
     watchdog.log.addHandler(heard)
     monkeypatch.setattr(watchdog, "TELL_AFTER_S", 0.01)
     try:
-        with using(VirtualClock()) as clock, watchdog.watched(clock.time_ns, lambda: clock.turn):
+        with using(VirtualClock()) as clock, watchdog.watched(progress, lambda: clock.turn):
             clock.thread(it_stands_here, "a source").start()
             clock.advance(0)
             assert clock.turn is None
