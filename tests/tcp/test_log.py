@@ -90,6 +90,23 @@ def test_who_is_refused_while_the_publisher_closes_is_told(
         assert "closed: wrong token" in caplog.text
 
 
+def test_the_reason_is_logged_before_the_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a publisher that is closed as soon as the peer sees the end would take it for its own doing."""
+    descriptors: list[int] = []
+    failed = tcp.Publisher.failed
+
+    def look(publisher: tcp.Publisher, joining: Joining, error: BaseException) -> None:
+        descriptors.append(joining._socket.fileno())
+        failed(publisher, joining, error)
+
+    monkeypatch.setattr(tcp.Publisher, "failed", look)
+    with tcp.Publisher() as publisher, socket.create_connection(("127.0.0.1", publisher.port), timeout=LONG) as stranger:
+        stranger.sendall(bytes(20))
+        with contextlib.suppress(ConnectionError):
+            assert stranger.recv(100) == b""
+    assert len(descriptors) == 1 and descriptors[0] >= 0
+
+
 @pytest.mark.parametrize("level", [None, "nonsense", "error"])
 def test_without_it_nothing_is_told_of_what_goes_well(level: str | None) -> None:
     text = run(level)

@@ -104,12 +104,13 @@ class Joining:
 
     def _fail(self, error: BaseException) -> None:
         self._finish()
+        self._publisher.failed(self, error)  # before the close: whoever sees that finds the reason
         if isinstance(error, RefusedError):
             # Unread bytes would turn the close into a reset, and the refusal would not arrive.
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
         self._socket.close()
-        self._publisher.failed(self, error)
+        self._publisher.left(self)
 
     def _on_timeout(self) -> None:
         self.abandon(f"no handshake within {self._publisher.handshake_timeout:g} s")

@@ -393,15 +393,18 @@ class Publisher(PublisherContract):
             self._changed.notify_all()
 
     def failed(self, joining: Joining, error: BaseException) -> None:
-        """A handshake has failed and its connection is closed; other subscribers are not affected."""
+        """A handshake has failed, and its connection is about to be closed; other subscribers are not affected."""
         # While closing, abandoned handshakes are no errors; a refusal is, the peer may have been refused before.
         if isinstance(error, ConnectionError) and not joining.heard:  # somebody looked whether the port is open
             logger.debug("%s: %s closed: %s", self.address, joining.name, error)
         elif not self._closing or isinstance(error, RefusedError):
             self._warnings.warn("%s: %s closed: %s", self.address, joining.name, error)
             self._outlet.error()  # after the line: whoever sees the number finds the reason
+
+    def left(self, joining: Joining) -> None:
+        """Its connection is closed. Last: until then ``close`` finds it and waits for its lock."""
         with self._changed:
-            self._joining.pop(joining, None)  # last: until then `close` finds it and waits for its lock
+            self._joining.pop(joining, None)
 
     def _forget_disconnected(self) -> None:
         """Log and forget the subscribers whose connections the native core has closed."""
