@@ -100,7 +100,8 @@ def test_where_all_are_served_a_new_one_is_closed(service: Service, monkeypatch:
     with contextlib.ExitStack() as opened:
         streams = [opened.enter_context(connected(service, HEAD + b"\r\n")) for _ in range(2)]
         assert [stream.recv(12) for stream in streams] == [b"HTTP/1.1 200"] * 2
-        assert is_cut_off(opened.enter_context(connected(service)))
+        with contextlib.suppress(ConnectionResetError):  # cut off even before it was connected
+            assert is_cut_off(opened.enter_context(connected(service)))
 
 
 def test_pages_have_a_bound_and_give_their_place_back(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

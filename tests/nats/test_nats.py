@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import signal
 import socket
 import subprocess
@@ -200,6 +201,7 @@ def test_a_late_answer_costs_no_later_message(tmp_path: Path, caplog: pytest.Log
             penstock.publisher(server.address("late"), timeout=1.0) as publisher,
         ):
             server.process.send_signal(signal.SIGSTOP)
+            os.waitpid(server.process.pid, os.WUNTRACED)  # until all of its threads are stopped
             with pytest.raises(TimeoutError):
                 publisher.publish(b"while it is stopped")
             server.process.send_signal(signal.SIGCONT)
