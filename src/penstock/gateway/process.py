@@ -149,7 +149,7 @@ class ProcessModule(Module):
         self._closing = threading.Event()
         self._closed = self._pumping = self._abandoned = False
         self._handing_over = threading.Lock()  # decides which of the two threads closes everything
-        self._handled = self._begun = self.expired = 0
+        self._handled = self._begun = self._settled = self.expired = 0
         self._seen_handled, self._seen_s = -1, 0.0
         self._stillness = Stillness()
         self._passes = 0  # how often the pump has read everything
@@ -265,6 +265,15 @@ class ProcessModule(Module):
                 self._failures_told = int.from_bytes(self._counter[16:24], sys.byteorder)
                 self.expired = int.from_bytes(self._counter[32:40], sys.byteorder)
         return self._handled
+
+    @property
+    def settled(self) -> int:
+        """Of the messages that the process has handled, those whose outcome is known here too: the report of a failure
+        comes a little later than the count."""
+        done = self.handled
+        if self._closed or self.dead is not None or self._failures_heard >= self._failures_told:
+            self._settled = max(self._settled, done)
+        return self._settled
 
     def resend(self, left: Sequence[tuple[GatewayMessage, int]]) -> None:
         """Send what another process left (``unhandled``), each for the time that it was sent there."""

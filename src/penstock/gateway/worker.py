@@ -230,7 +230,8 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ident = 0  # of its thread
         self._counted = self._counted_handled = 0  # messages taken and handled when it was last counted
-        self._handing_over = 0  # messages that are on their way to the module's process
+        # while a batch is on its way to the module's process: how many had been sent there before
+        self._sent_before: int | None = None
         self._seen, self._seen_s = 0, 0.0  # the count at the last check of progress, and when that was
         self._backlog_told = 0
         self._throttle = Throttle(log)
@@ -295,8 +296,14 @@ class Worker:
         """Messages for which ``receive`` has returned, or that went to the error link; without those that the module
         dropped.
         """
-        tried_again = len(self.given_back) + len(self.aside)
-        done = self.taken + self._handing_over - self.at_process - tried_again
+        # Other threads change these meanwhile. Read in this order, a message that moves from one to the next is left
+        # out for a moment and never counts too early.
+        taken, sent_before = self.taken, self._sent_before
+        handed_over = 0 if sent_before is None else max(0, self.module.sent - sent_before)
+        again_before = len(self.given_back) + len(self.aside)
+        at_process = self.at_process
+        tried_again = max(again_before, len(self.given_back) + len(self.aside))
+        done = taken + handed_over - at_process - tried_again
         return max(0, done - self.lost - self.stored - self.expired - self.filtered)
 
     @property
@@ -308,7 +315,7 @@ class Worker:
     def at_process(self) -> int:
         """Messages that the module's process has received and not handled, or that a dead process has left."""
         module = self.module
-        known = module.sent - module.handled if self._receive_again is not None and not module.accounted else 0
+        known = module.sent - module.settled if self._receive_again is not None and not module.accounted else 0
         return max(known, self.owed)
 
     @property
@@ -670,7 +677,7 @@ class Worker:
         if self._receive_many is not None:
             self._make_room(batch)
             keeps = self._receive_again is not None
-            self._handing_over = len(batch) if keeps else 0
+            self._sent_before = self.module.sent if keeps else None
             try:
                 self._receive_many(batch)
             except BaseException as error:
@@ -679,7 +686,7 @@ class Worker:
                     self._fail("receive", error)
                 else:
                     self._batch_failed(batch, error)
-            self._handing_over = 0
+            self._sent_before = None
             self.taken += len(batch)
         else:
             orders, receive, special = self._orders, self._receive, self.special
