@@ -129,6 +129,9 @@ class Dialogue:
         self._waiting: deque[Pending] = deque()
         self._outgoing: deque[bytes] = deque()
         self._sent = 0  # bytes sent of the first outgoing piece
+        # A signal's function raised in the midst of an exchange: what was sent or handled on this connection is not
+        # known, so only a new connection can continue.
+        self.torn = False
         self._stored = 0  # publishes that the broker has confirmed
         self.farewell = ""  #: why the broker closed the last connection, until it answers again
         self._renewed: set[bytes] = set()
@@ -210,10 +213,14 @@ class Dialogue:
         if self.refused is not None:
             pending.settle(error=self.refused)
         elif not pending.done:
-            self._waiting.append(pending)
-            if self.ready:
-                pending.sent = pending.asked = True
-                self._outgoing.append(pending.data)
+            try:
+                self._waiting.append(pending)
+                if self.ready:
+                    pending.sent = pending.asked = True
+                    self._outgoing.append(pending.data)
+            except BaseException:
+                self.torn = True
+                raise
         return pending
 
     @property
@@ -252,6 +259,7 @@ class Dialogue:
         self.ready = False
         self._outgoing.clear()
         self._sent = 0
+        self.torn = False
         while self._waiting and self._waiting[0].ends and self._waiting[0].sent:
             self._waiting.popleft().settle()
         for pending in self._waiting:
@@ -295,7 +303,11 @@ class Dialogue:
 
         ProtocolError if it is not a broker's answer: then the outcome of all pending requests is unknown.
         """
-        event = self.scanner.next(most)
+        try:
+            event = self.scanner.next(most)
+        except BaseException:
+            self.torn = True
+            raise
         if event is None:
             return False
         verb, rest, batch = event
@@ -307,6 +319,9 @@ class Dialogue:
             wrong = ProtocolError(f"the broker sent what is no answer: {verb} {rest[:100]}".strip())
             self._abandon(wrong)
             raise wrong from error
+        except BaseException:
+            self.torn = True
+            raise
         return True
 
     def _event(self, verb: str, rest: str, batch: Batch | None) -> None:

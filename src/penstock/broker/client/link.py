@@ -20,7 +20,7 @@ from penstock.broker.hosts import NOBODY_LEADS_REMEDY, hosts_of, nobody_leads
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
 from penstock.channel import check_timeout
 from penstock.clock import refuse_if_virtual
-from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError, StateError
+from penstock.errors import ClosedError, InvalidArgument, PenstockError, ProtocolError, RefusedError, StateError
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
 ATTEMPT_S = 5.0  # time-out of one attempt to connect: a machine that is gone answers nothing
@@ -83,6 +83,7 @@ class Link:
         self._liveness: Liveness | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._owner = 0  # the thread that holds the lock to send or receive
         self._waiting = 0  # threads that sleep on the descriptor, which stays open until the last of them woke up
 
     def check(self, handle: str) -> None:
@@ -201,14 +202,26 @@ class Link:
         if os.getpid() != self._pid:
             self._drop_socket()
             self.check("this client")
+        me = threading.get_ident()
         with self._lock:
-            self._pump()
+            self._owner = me
+            try:
+                self._pump()
+            except (OSError, PenstockError):
+                raise
+            except BaseException:
+                self.dialogue.torn = True
+                raise
+            finally:
+                self._owner = 0
 
     def _pump(self) -> None:
         if self.closed:
             self._drop_socket()
             self._give_back()
             self.check("this client")
+        if self.dialogue.torn:
+            self._lost(ConnectionError("an exchange with the broker was interrupted"))
         if self.dialogue.refused is not None and self._socket is None:
             raise self.dialogue.refused
         try:
@@ -305,19 +318,26 @@ class Link:
 
     def send(self) -> None:
         """Send what the socket accepts now. The next ``pump`` notices a lost connection."""
-        if not self._lock.acquire(timeout=1.0):  # a signal handler interrupted a pump, which will send it
+        me = threading.get_ident()
+        if self._owner == me:  # a signal handler interrupted a pump, which will send it
             return
-        try:
-            with contextlib.suppress(OSError):
+        with self._lock:
+            self._owner = me
+            try:
                 self._send()
-            if self.dialogue.outgoing() is not None:
-                self._interest()  # update what a thread that sleeps on the descriptor waits for
-        finally:
-            self._lock.release()
+                if self.dialogue.outgoing() is not None:
+                    self._interest()  # update what a thread that sleeps on the descriptor waits for
+            except OSError:
+                pass
+            except BaseException:
+                self.dialogue.torn = True
+                raise
+            finally:
+                self._owner = 0
 
     def _send(self) -> None:
         sock = self._socket
-        if sock is None or self._connecting or self._shaking or os.getpid() != self._pid:
+        if sock is None or self._connecting or self._shaking or self.dialogue.torn or os.getpid() != self._pid:
             return
         try:
             while (data := self.dialogue.outgoing()) is not None:
@@ -363,7 +383,7 @@ class Link:
 
     def _lost(self, error: Exception) -> None:
         was_ready = self.dialogue.ready
-        while True:  # handle everything that arrived before the end
+        while not self.dialogue.torn:  # handle everything that arrived before the end
             try:
                 if not self.dialogue.step():
                     break
@@ -433,7 +453,7 @@ class Link:
         """Send what is pending and a last line, and close when the broker has: FAREWELL_S at most."""
         if not self.closed and os.getpid() == self._pid and self._lock.acquire(timeout=0.1):
             try:
-                if self.dialogue.ready:
+                if self.dialogue.ready and not self.dialogue.torn:
                     self.dialogue.tell(farewell)
                     self._read_to_the_end(time.monotonic() + FAREWELL_S)
             except OSError:

@@ -174,8 +174,8 @@ class Publisher(channel.Publisher):
     def _send(self, items: Any, properties: Properties, times: array[int] | None) -> None:
         dialogue = self._client._dialogue
         pending = dialogue.publish(self.topic, items, self._options, properties, times)
+        self._count += pending.count  # first: a signal's function may raise after the call
         self._under_way.append(pending)
-        self._count += pending.count
         self._counters.add("matched", pending.count)
         self._counters.add("bytes", total_bytes(items))
         self._counters.set("last_ns", time.time_ns())
@@ -183,16 +183,19 @@ class Publisher(channel.Publisher):
 
     def _settle(self, most: int, deadline: Deadline | None = None) -> None:
         """Wait until at most ``most`` messages are unconfirmed."""
-        while self._count > most:
-            self._collect(self._under_way.popleft(), deadline)
-        while self._under_way and self._under_way[0].done:
-            self._collect(self._under_way.popleft())
+        while self._under_way and (self._count > most or self._under_way[0].done):
+            self._collect(deadline)
 
-    def _collect(self, pending: Pending, deadline: Deadline | None = None) -> None:
+    def _collect(self, deadline: Deadline | None = None) -> None:
+        """Wait for the answer to the oldest of them."""
+        pending = self._under_way[0]
         count = pending.count
-        self._count -= count
         try:
-            span = self._client._finish(pending, deadline)
+            try:
+                span = self._client._finish(pending, deadline)
+            finally:
+                self._count = self._count - count if len(self._under_way) > 1 else 0
+                self._under_way.popleft()
         except words.Refusal:
             self._counters.drop("refused", count)
             raise

@@ -333,8 +333,8 @@ class Subscriber(channel.Subscriber):
                 self._begin, self._told_at = self._next, now
                 self._link.send()
         if over:
+            self._next = self._begin = 0  # first: a signal's function may raise after the call
             self._batches.popleft()
-            self._next = self._begin = 0
 
     def ack(self, message: Message | int, *, confirm: bool = False) -> None:
         """Acknowledge this message (or position). With ``confirm`` it is on disk when this returns."""
