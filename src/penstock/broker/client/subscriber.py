@@ -181,13 +181,15 @@ class Subscriber(channel.Subscriber):
                 self._moved.wait(left)
                 return
             before, self._sleeper = self._sleeper, me
-            self._turn.release()
             try:
+                self._turn.release()  # inside: a signal's function may raise right after it
                 self._link.wait(left)
             finally:
-                self._turn.acquire()
-                self._sleeper = before
-                self._moved.notify_all()
+                try:
+                    self._turn.acquire()
+                finally:
+                    self._sleeper = before
+                    self._moved.notify_all()
         finally:
             self._asleep -= 1
 
