@@ -94,6 +94,12 @@ class Follower:
         assert self._writer is not None
         return self._writer.committed_position
 
+    @property
+    def _held(self) -> Path:
+        """The directory that is locked, wherever it was moved: what is in its place may be another journal."""
+        assert self._lock is not None
+        return self._lock.place
+
     # -- opening ----------------------------------------------------------------------------------------------------
 
     def _open(self, history: History, was_here: bool) -> None:
@@ -232,7 +238,7 @@ class Follower:
         replaced = [segment for segment in self._segments if segment.name[0] >= block.segment and segment.name != name]
         head, batch = block.data[: layout.SEGMENT_HEADER_BYTES], block.data[layout.SEGMENT_HEADER_BYTES :]
         header = layout.decode_segment_header(head, f"block {sequence} of {self.blocks.name}")
-        path = self.directory / layout.segment_name(*name)
+        path = self._held / layout.segment_name(*name)
         self._close_files()
         # The log gets its name last: a crash before that leaves files that opening ignores.
         for each in (path.with_suffix(".log.new"), path.with_suffix(".index"), path.with_suffix(".sums")):
@@ -248,25 +254,25 @@ class Follower:
         if kept:
             self._seal(kept[-1].name, block.segment)
         for segment in replaced:
-            remove_segment(self.directory, *segment.name, self._disk)
+            remove_segment(self._held, *segment.name, self._disk)
         self._segments = [*kept, Segment(sequence, sequence, block)]
         self._begin = sequence
         self._writer.publish_frontier(self._segments[0].name[0], 1)
 
     def _seal(self, segment: tuple[int, int], following: int) -> None:
-        path = self.directory / layout.segment_name(*segment)
+        path = self._held / layout.segment_name(*segment)
         data = read_all(path)
-        header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
+        header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], path.name)
         if header.seal is None:
             scan = native.scan(data, header.nonce, header.first, following, following, header.gaps)
-            recovery.seal_segment(self.directory, segment, header, data, scan, following, self._disk)
+            recovery.seal_segment(self._held, segment, header, data, scan, following, self._disk)
 
     # -- upkeep -----------------------------------------------------------------------------------------------------
 
     def _keep_house(self, bounds: Bounds) -> None:
         assert self._writer is not None
         now = time.monotonic()
-        if now >= self._look_at:
+        if now >= min(self._look_at, self._check_at):
             self._look_at = now + LOOK_S
             if self.look():
                 return
@@ -274,7 +280,7 @@ class Follower:
             self._trim_at = now + TRIM_S
             freed = [segment for segment in self._segments[:-1] if segment.begin < bounds.first]
             for segment in freed:
-                remove_segment(self.directory, *segment.name, self._disk)
+                remove_segment(self._held, *segment.name, self._disk)
                 self._segments.remove(segment)
             if freed:
                 self._writer.publish_frontier(self._segments[0].name[0], 1)
