@@ -47,7 +47,8 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
         return
     except (PenstockError, OSError) as error:
         text = f"what listens at {parts.host}:{parts.port} does not answer as a broker: {error}"
-        yield Finding(text, "start a broker there, or check the port")
+        silent = isinstance(error, TimeoutError)  # a broker whose cluster has no quorum takes connections too
+        yield Finding(text, f"{'look into its log' if silent else 'start a broker there'}, or check the port")
         return
     wanted = parts.options.get("queue")
     if wanted is None:
