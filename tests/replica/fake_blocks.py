@@ -97,5 +97,8 @@ class FakeBlocks:
         self._stumble()
         self.stream.purge(below)
 
+    def reach(self) -> str:
+        return "none of 3 nodes answers" if self.cut else "3 of 3 nodes answer"
+
     def close(self) -> None:
         pass

@@ -22,7 +22,7 @@ from penstock.replica.cluster import server_program
 from penstock.replica.stream import Target, tls_context
 from tests.tcp.test_security import Authority
 
-from .conftest import until
+from .conftest import LONG, until
 
 
 @pytest.fixture
@@ -72,6 +72,16 @@ def test_a_server_without_jetstream_is_told(serve_nats: Any) -> None:
     with pytest.raises(UnansweredError, match=r"127\.0\.0\.1:\d+ has no JetStream"):
         blocks.open()
     blocks.close()
+
+
+def test_how_many_nodes_answer_is_told(serve_nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.replica.stream.CONNECT_S", LONG)
+    target = Target.parse(serve_nats(""))
+    away = ("127.0.0.1", 1)
+    assert JetStream(target).reach() == "1 of 1 node answers"
+    some = JetStream(replace(target, servers=(away, *target.servers, away)))
+    assert some.reach() == "1 of 3 nodes answers (not 127.0.0.1:1, 127.0.0.1:1)"
+    assert JetStream(replace(target, servers=(away,) * 3)).reach() == "none of 3 nodes answers"
 
 
 def test_copies_that_one_server_cannot_have_are_told(tmp_path: Path, serve_nats: Any) -> None:

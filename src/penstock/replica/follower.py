@@ -25,6 +25,7 @@ from penstock.journal.rewrite import remove_segment
 from penstock.replica.block import Block, decode
 from penstock.replica.client import UnansweredError
 from penstock.replica.history import Chains, History, Segment
+from penstock.replica.outage import Outage
 from penstock.replica.refill import UnsyncedDisk, mend, refill
 from penstock.replica.stream import Blocks, Bounds, Seldom, StreamError
 
@@ -339,14 +340,19 @@ class Follower:
 
     def run(self, poll_s: float = POLL_S) -> None:
         """Follow until an exception ends it. Waits while the broker repairs the stream."""
-        seldom = Seldom()
+        seldom, outage = Seldom(), Outage(self.blocks, "nothing new is copied until it answers again")
         while True:
             try:
                 if self._writer is None:
                     self._follow_anew()
                 if not self.step():
                     time.sleep(poll_s)
-            except (UnansweredError, ConnectionError, StreamError, CorruptionError) as error:
+                outage.end()
+                outage.begin()
+            except (UnansweredError, ConnectionError) as error:
+                outage.note(error)
+                time.sleep(max(poll_s, 0.1))
+            except (StreamError, CorruptionError) as error:
                 if isinstance(error, CorruptionError):
                     self.close()  # then the stream is read again
                 seldom.warn("%s: %s; trying on", self.blocks.name, str(error).removeprefix(f"{self.blocks.name}: "))

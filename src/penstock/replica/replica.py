@@ -18,6 +18,7 @@ from penstock.replica.block import Block
 from penstock.replica.client import UnansweredError
 from penstock.replica.disk import ReplicatedDisk, epoch_block
 from penstock.replica.history import History
+from penstock.replica.outage import Outage
 from penstock.replica.refill import Refilled, refill
 from penstock.replica.seed import restore
 from penstock.replica.stream import Blocks
@@ -115,13 +116,18 @@ class Replica:
 
     def _patiently(self, deadline: float, act: Callable[[], T]) -> T:
         """Call ``act``, and again from the beginning while the cluster is choosing a leader or has no quorum."""
+        outage = Outage(self.blocks, "the log cannot be read yet; trying on")
         while True:
             try:
-                return act()
-            except (UnansweredError, ConnectionError):
+                found = act()
+            except (UnansweredError, ConnectionError) as error:
                 if time.monotonic() >= deadline:
                     raise
+                outage.note(error)
                 self._pause()
+            else:
+                outage.end()
+                return found
 
     def _refill(self) -> tuple[History, Refilled]:
         history = History(self.blocks, self.blocks.bounds())

@@ -13,8 +13,10 @@ from pathlib import Path
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError, StateError
 from penstock.journal.lock import WriterLock
 from penstock.journal.recovery import check_owner
+from penstock.replica.client import UnansweredError
 from penstock.replica.follower import POLL_S, Follower
 from penstock.replica.lease import RENEWALS, Lease
+from penstock.replica.outage import Outage
 from penstock.replica.stream import ANSWER_S, Blocks, JetStream, Seldom, Target
 
 log = logging.getLogger("penstock.replica")
@@ -44,6 +46,7 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
     """
     follower: Follower | None = None
     leader, seldom, look_at = "", Seldom(), 0.0
+    outage = Outage(blocks, "standing by: nobody leads, and publishers wait, until it answers again")
     try:
         while not stopped():
             now = time.monotonic()
@@ -51,6 +54,7 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
                 if now >= look_at:
                     look_at = now + min(LOOK_S, lease.lease_s / RENEWALS)
                     if lease.take():
+                        outage.end()
                         return True
                     if lease.holder is not None and lease.holder.address != leader:
                         leader = lease.holder.address
@@ -58,8 +62,13 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
                 follower = follower or _follow(directory, blocks)
                 if follower is None or not follower.step():
                     time.sleep(POLL_S)
+                outage.end()
+                outage.begin()
             except (InvalidArgument, PermissionError):
                 raise
+            except (UnansweredError, ConnectionError) as error:
+                outage.note(error)
+                time.sleep(0.1)
             except (PenstockError, OSError) as error:
                 if follower is not None and isinstance(error, CorruptionError):
                     follower.close()  # opening checks the directory again, and restores what the stream has lost
@@ -67,6 +76,7 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
                 seldom.warn("standing by: %s", error)
                 time.sleep(0.1)
     finally:
+        outage.drop()
         if follower is not None:
             follower.close()
     return False
