@@ -67,6 +67,9 @@ class FakeBlocks:
         if self._chance.random() < self.trouble:
             raise self._chance.choice([UnansweredError("lost"), ConnectionError("cut"), StreamError("no quorum")])
 
+    def make(self) -> None:
+        pass
+
     def bounds(self) -> Bounds:
         self._stumble()
         first, last = self.stream.first, self.stream.last

@@ -19,7 +19,7 @@ from penstock.replica.client import UnansweredError
 from penstock.replica.disk import ReplicatedDisk, epoch_block
 from penstock.replica.history import History
 from penstock.replica.outage import Outage
-from penstock.replica.refill import Refilled, refill
+from penstock.replica.refill import Refilled, check_directory, refill, refuse_messages
 from penstock.replica.seed import restore
 from penstock.replica.stream import Blocks
 from penstock.replica.writers import Writers
@@ -131,6 +131,10 @@ class Replica:
 
     def _refill(self) -> tuple[History, Refilled]:
         history = History(self.blocks, self.blocks.bounds())
+        if history.last is None:  # a start that is refused must not leave a stream behind
+            check_directory(self.directory)
+            refuse_messages(self.directory, self.blocks.name)
+            self.blocks.make()
         led = Writers(self.directory).epoch > 0
         if history.last is not None and history.last.epoch == 0:
             text = f"{self.blocks.name} was not filled to its end: fill another one"

@@ -45,6 +45,7 @@ def seed(directory: Path, blocks: Blocks, *, pause: Callable[[], None] = lambda:
     with Journal(directory, refuse_damage=True, disk=_CopyDisk()) as journal:
         segments = layout.latest_segments(os.listdir(directory))
         writer = secrets.randbits(64)
+        blocks.make()
         _copy(directory, journal, segments, Appender(blocks, 0, writer, pause=pause), writer, 0, 1)
     log.info("%s: %d segments copied to %s", directory, len(segments), blocks.name)
     return len(segments)

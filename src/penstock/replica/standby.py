@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError, StateError
-from penstock.journal.lock import WriterLock
-from penstock.journal.recovery import check_owner
 from penstock.replica.client import UnansweredError
 from penstock.replica.follower import POLL_S, Follower
 from penstock.replica.lease import RENEWALS, Lease
@@ -28,15 +24,6 @@ LOOK_S = 0.5  # at most, between two looks at the lease: who gives it back is no
 def lease_stream(target: Target, answer_s: float = ANSWER_S) -> JetStream:
     """The stream that keeps the lease of a broker's stream."""
     return JetStream(replace(target, stream=f"{target.stream}_lead"), answer_s=answer_s, limits=LEASE_LIMITS)
-
-
-def check_directory(directory: Path) -> None:
-    """Refuse a directory that this process cannot write, or that another one writes."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_owner(directory)
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
-    WriterLock(directory).release()
 
 
 def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[], bool]) -> bool:

@@ -86,6 +86,9 @@ class Blocks(Protocol):
     name: str  #: for messages to the user
     max_bytes: int  #: the longest block
 
+    def make(self) -> None:
+        """Make the store if it is not there yet; before the first block."""
+
     def bounds(self) -> Bounds:
         """Which sequences there are."""
 
@@ -210,6 +213,32 @@ class JetStream:
         self.client = Client(target.servers, target.access)
         self._answer_s = answer_s
         self.max_bytes = MAX_BLOCK_BYTES
+        self._absent = False
+
+    def find(self) -> None:
+        """``open``, but a stream that does not exist is only made by ``make``, and counts as an empty one until then: a
+        start that is refused leaves nothing behind.
+        """
+        self._absent = True
+        self._found()
+
+    def _found(self) -> dict[str, Any]:
+        if not self._absent:
+            return self.describe()
+        try:
+            found = self.describe_fit()
+        except StreamError as error:
+            if getattr(error, "number", 0) != STREAM_NOT_FOUND:
+                raise
+            return {"state": {"first_seq": 1, "last_seq": 0, "messages": 0}}
+        self._absent = False
+        return found
+
+    def make(self) -> None:
+        """Waits for a quorum."""
+        if self._absent:
+            self.open_patiently()
+            self._absent = False
 
     def open(self) -> dict[str, Any]:
         """Create the stream if it does not exist; returns its description. InvalidArgument: it is there and unfit.
@@ -367,7 +396,7 @@ class JetStream:
 
     def bounds(self) -> Bounds:
         """As the stream's leader says."""
-        state = self.describe().get("state")
+        state = self._found().get("state")
         names = ("first_seq", "last_seq", "messages")
         first, last, count = (state.get(name) if isinstance(state, dict) else None for name in names)
         if not isinstance(first, int) or not isinstance(last, int) or not isinstance(count, int):
