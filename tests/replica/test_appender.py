@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.errors import describe
 from penstock.replica.appender import WAITING, Appender, FencedError
 from penstock.replica.client import UnansweredError
 
@@ -103,8 +104,9 @@ def test_without_a_quorum_it_waits_until_it_is_told_to_end() -> None:
     stream = FakeStream()
     blocks = Scripted(stream, *["lost"] * 1000)
     writer = Appender(blocks, 0, 7, pause=lambda: writer.end_after(0) if blocks.tries == 20 else None)
-    with pytest.raises(TimeoutError, match="not known"):
+    with pytest.raises(TimeoutError, match="not known") as ended:
         writer.append(b"one")
+    assert describe(ended.value).endswith("is not known"), "without the words of a number of the system"
     assert blocks.tries == 21, "one more after it was told"
     with pytest.raises(TimeoutError):
         writer.append(b"two")

@@ -44,6 +44,15 @@ class LostBlocksError(PenstockError, OSError):
         self.strerror = text
 
 
+class UnknownOutcomeError(PenstockError, TimeoutError):
+    """The stream is not waited for any longer: whether the last block is there is not known."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.errno = errno.ETIMEDOUT
+        self.strerror = text
+
+
 class Appender:
     """The end of a stream, as its only writer knows it. ``missing``: the number of blocks that it had lost before."""
 
@@ -83,7 +92,7 @@ class Appender:
             if self._end_at is not None and time.monotonic() >= self._end_at:
                 self._outage.drop()
                 text = f"{self.blocks.name} did not answer: whether block {sequence} is there is not known"
-                self.fault = TimeoutError(errno.ETIMEDOUT, text)
+                self.fault = UnknownOutcomeError(text)
                 raise self.fault
             self._pause()
         self._outage.end()

@@ -20,7 +20,7 @@ from penstock.broker.hosts import NOBODY_LEADS_REMEDY, hosts_of, nobody_leads, s
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
 from penstock.channel import check_timeout
 from penstock.clock import refuse_if_virtual
-from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError, StateError
+from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError, StateError, describe
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
 ATTEMPT_S = 5.0  # time-out of one attempt to connect: a machine that is gone answers nothing
@@ -428,7 +428,7 @@ class Link:
         """Why there is no connection."""
         if len(self._hosts) > 1 and isinstance(self._error, ConnectionRefusedError | TimeoutError):
             return f"{nobody_leads(self.host, self.port)} ({NOBODY_LEADS_REMEDY})"
-        return str(self._error or "not connected yet")
+        return "not connected yet" if self._error is None else describe(self._error)
 
     def finish(self, farewell: bytes) -> None:
         """Send what is pending and a last line, and close when the broker has: FAREWELL_S at most."""
