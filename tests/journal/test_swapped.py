@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,3 +127,28 @@ def test_work_that_had_begun_goes_on_where_the_directory_was_moved_to(
     assert not verify(moved)
     with Journal(moved, mode="read") as reader:
         assert reader.frontier == 41 and bytes(reader.read(40)) == b"b" * 10_000
+
+
+GROWING = """
+import sys
+from pathlib import Path
+from penstock.journal import Journal
+
+place = Path(sys.argv[1])
+Journal(place / "other").close()
+size = 40 << 20
+with Journal(place / "here", segment_bytes=65536, sync=False) as journal:
+    journal.append("t", bytes(size))
+    assert len(journal.read(1)) == size
+    (place / "here").rename(place / "moved")
+    (place / "other").rename(place / "here")
+    for position in (2, 3):  # no segment begins: the log grows beyond what a reader has mapped
+        journal.append("t", b"x" * size)
+        assert bytes(journal.read(position)) == b"x" * size
+"""
+
+
+def test_a_log_that_grows_beyond_its_mapping_is_mapped_again_not_what_has_its_name(tmp_path: Path) -> None:
+    """In a process of its own: a file of that name that is shorter would be a bus error."""
+    done = subprocess.run([sys.executable, "-c", GROWING, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)
