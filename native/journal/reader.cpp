@@ -81,8 +81,16 @@ Seal seal_of(const std::uint8_t *head) {
 }  // namespace
 
 std::shared_ptr<Mapping> Mapping::open(const std::string &path, std::uint64_t at_least) {
+    return map(open_regular(path), at_least);
+}
+
+std::shared_ptr<Mapping> Mapping::longer(std::uint64_t at_least) const {
+    return map(fcntl(file_, F_DUPFD_CLOEXEC, 0), at_least);
+}
+
+std::shared_ptr<Mapping> Mapping::map(int file, std::uint64_t at_least) {
     auto mapping = std::make_shared<Mapping>();
-    mapping->file_ = open_regular(path);
+    mapping->file_ = file;
     if (mapping->file_ < 0) return nullptr;
     mapping->bytes_ = std::max(std::max(mapping->file_bytes(), at_least), std::uint64_t{4096});
     void *data = mmap(nullptr, mapping->bytes_, PROT_READ, MAP_SHARED, mapping->file_, 0);
@@ -404,11 +412,12 @@ ReadResult Reader::read(const Pass &pass) {
         }
         std::uint64_t file_bytes = view.segment->log->file_bytes();
         if (file_bytes > view.segment->log->bytes()) {  // the file has grown beyond its mapping
-            view.segment->log = Mapping::open(path_of(at->first, view.segment->revision, "log"), file_bytes + (std::uint64_t{1} << 26));
-            if (!view.segment->log) {
+            auto longer = view.segment->log->longer(file_bytes + (std::uint64_t{1} << 26));
+            if (!longer) {
                 result.problem = {Problem::system, "cannot map a segment", path_of(at->first, at->second.revision, "log"), errno};
                 return result;
             }
+            view.segment->log = std::move(longer);
         }
         auto below = [](const IndexEntry &entry, std::uint64_t position) { return entry.position < position; };
         const bool direct = !view.segment->rebuilt && !(view.segment->flags & segment_gaps);

@@ -27,6 +27,8 @@ class Mapping {
    public:
     // Null with errno set; EINVAL: no regular file, or a link.
     static std::shared_ptr<Mapping> open(const std::string &path, std::uint64_t at_least);
+    // The same file, which has grown beyond this mapping; by its descriptor, for another one may have its name by now.
+    std::shared_ptr<Mapping> longer(std::uint64_t at_least) const;
     ~Mapping();
     std::uint64_t file_bytes() const;  // now
     const std::uint8_t *data() const { return data_; }
@@ -34,6 +36,7 @@ class Mapping {
     int file() const { return file_; }
 
    private:
+    static std::shared_ptr<Mapping> map(int file, std::uint64_t at_least);
     int file_ = -1;
     const std::uint8_t *data_ = nullptr;
     std::uint64_t bytes_ = 0;

@@ -93,7 +93,10 @@ def parse(text: str) -> Address:
     scheme, colon, rest = text.partition(":")
     text = without_secrets(text)  # from here on `text` is redacted: use it in messages only
     if not colon or scheme not in ROOMS:
-        raise InvalidArgument(f"address {text!r} has no known scheme; {nearest(scheme, ROOMS)}")
+        schemes = ("broker",) if "/" in text or "," in text else ("broker", "tcp")
+        meant = f"did you mean {' or '.join(f'{each}://{text}' for each in schemes)}?"
+        hint = meant if _HOST_AND_PORT.match(text) else nearest(scheme, ROOMS)
+        raise InvalidArgument(f"address {text!r} has no known scheme; {hint}")
     rest, _, query = rest.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     if scheme in NETWORK:
@@ -113,6 +116,7 @@ def parse(text: str) -> Address:
     return Address(scheme, name=name, topic=unquote(topic), options=options, text=text)
 
 
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}(?:[/,?]|$)")
 _PLACE_IN_TOPIC = re.compile(r",(?:[a-z]+://)?[^,/:]*:\d+(?:/|$)")  # another HOST:PORT
 
 
@@ -155,12 +159,16 @@ def plain(text: str) -> str:
 
 
 def places_of(host: str, port: int) -> list[tuple[str, int]]:
-    """Host and port of each server that a host text names: one alone, or several as in ``a:9876,b`` with a port."""
-    return [_split(text, port) for text in host.split(",")] if "," in host else [(host, port)]
+    """Host and port of each server that a host text names: ``a``, ``a:9876``, or several as in ``a:9876,b``. ``port``
+    is for those that name none. An IPv6 address alone may stand without brackets.
+    """
+    if "," not in host and host.count(":") > 1 and not host.startswith("["):
+        return [(host, port)]
+    return [_split(text, port) for text in host.split(",")]
 
 
 def _split(text: str, port: int) -> tuple[str, int]:
-    """One of several: HOST or HOST:PORT, an IPv6 address is written in brackets."""
+    """HOST or HOST:PORT; an IPv6 address is written in brackets."""
     name, colon, number = text.rpartition(":")
     if not colon or text.endswith("]"):
         name, number = text, ""
@@ -204,6 +212,12 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         return False
     return (getattr(number, "ipv4_mapped", None) or number).is_loopback
+
+
+def check_host(host: str) -> None:
+    """Refuse a host to listen on that brings a port or brackets: it would be taken for a name that others can reach."""
+    if host.count(":") == 1 or "/" in host or host.startswith("["):
+        raise InvalidArgument(f"host={host!r} must be a host alone, as 127.0.0.1 or ::1: its port is given beside it")
 
 
 class ArrayLike(Protocol):

@@ -15,6 +15,7 @@ import penstock
 from penstock import broker
 from penstock.broker import AsyncClient, Client, Limits, Server
 from penstock.broker.client.publisher import Publisher
+from penstock.broker.fetch import RangeClient
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
 
 from .conftest import LONG, until
@@ -24,11 +25,31 @@ NAN, INFINITE = float("nan"), float("inf")
 
 @pytest.mark.parametrize(
     "host",
-    ["broker://127.0.0.1:9876", "127.0.0.1:9876", "127.0.0.1/topic", "", "127.0.0.1\0evil", "a b"],
+    ["broker://127.0.0.1:9876", "127.0.0.1/topic", "127.0.0.1:9876/topic", "", ":9876", "127.0.0.1\0evil", "a b"],
 )
-def test_a_host_is_a_host_alone(host: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"is a host alone|is no host"):
+def test_what_is_no_host_is_refused_with_the_form_of_one(host: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"is no host: Client\('127.0.0.1:9876'\)"):
         Client(host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:", "127.0.0.1:x", "127.0.0.1:0", "127.0.0.1:65536", "[::1]:99999"])
+def test_a_port_after_a_host_is_one_that_can_be(host: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"is not HOST or HOST:PORT|must be a number from 1 to 65535"):
+        Client(host)
+
+
+def test_a_host_may_bring_its_port(server: Server) -> None:
+    place = f"127.0.0.1:{server.port}"
+    with Client(place) as client, RangeClient(place) as reader, Publisher(place, topic="t") as publisher:
+        client.queue("q", topics="t")
+        publisher.publish(b"x")
+        with client.subscribe("q") as subscriber, broker.Subscriber(place, queue="other", topics="t"):
+            assert subscriber.read(LONG) is not None
+        assert reader.frontier == 2
+        assert client._link.silence(3).startswith(f"the broker at {place} did not answer")
+    for host in ("[::1]:9877", "::1"):
+        with Client(host) as client:
+            assert client._link.host == "::1"
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536, 99999, "9876", None, True, 1.5])

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 import penstock
@@ -34,6 +38,8 @@ def test_parts(text: str, parts: dict[str, object]) -> None:
         ("smh:/x", "did you mean shm"),
         ("camera", "no known scheme"),
         ("", "no known scheme"),
+        ("127.0.0.1:9876/orders", r"did you mean broker://127.0.0.1:9876/orders\?"),
+        ("127.0.0.1:9876", r"did you mean broker://127.0.0.1:9876 or tcp://127.0.0.1:9876\?"),
         ("shm:camera", "begins with '/'"),
         ("shm:", "names nothing"),
         ("bus:", "names nothing"),
@@ -81,6 +87,27 @@ def test_hosts_that_are_this_machine_alone(host: str) -> None:
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "10.0.0.1", "example.org", "127.example.org", "::ffff:10.0.0.1"])
 def test_hosts_that_others_reach_or_that_have_to_be_looked_up(host: str) -> None:
     assert not is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9876", "localhost:0", "[::1]", "[::1]:9876", "http://localhost"])
+@pytest.mark.parametrize(
+    ("module", "needs", "listen"),
+    [
+        ("penstock.broker", "", lambda broker, host: broker.Server("never made", 0, host=host)),
+        ("penstock.tcp", "", lambda tcp, host: tcp.Publisher(host=host)),
+        ("penstock.monitor.service", "uvicorn", lambda monitor, host: monitor.Service(host=host, port=0)),
+        ("penstock.foxglove.server", "foxglove", lambda foxglove, host: foxglove.Server(host=host, port=0)),
+        ("penstock.gateway.modules.http_in", "", lambda http_in, host: http_in.HttpIn.parse({"host": host})),
+    ],
+)
+def test_a_host_to_listen_on_brings_no_port(
+    module: str, needs: str, listen: Callable[[Any, str], object], host: str
+) -> None:
+    """It would be taken for a name that others can reach."""
+    if needs:
+        pytest.importorskip(needs)
+    with pytest.raises(penstock.InvalidArgument, match="must be a host alone"):
+        listen(importlib.import_module(module), host)
 
 
 def test_an_address_with_a_place_on_disk_is_a_good_one() -> None:

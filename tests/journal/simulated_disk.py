@@ -181,7 +181,7 @@ class SimulatedDisk(Disk):
         self._cut()
 
     def sync_directory(self, path: Path) -> None:
-        if path != self.directory:
+        if not path.samefile(self.directory):
             return
         self._step("sync_directory", path.name)
         self._cut()

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from penstock.journal import Journal
+from penstock.journal.disk import Disk
+from penstock.journal.verify import verify
 
 SEGMENT = 65536
 
@@ -55,3 +62,93 @@ def test_a_directory_that_comes_back_is_written_on(tmp_path: Path) -> None:
         assert len(list(here.glob("*.log"))) > segments
     with Journal(here, mode="read") as reader:
         assert reader.frontier == 121 and bytes(reader.read(120)) == b"c" * 10_000
+
+
+class Moving(Disk):
+    """Calls ``move`` before the first operation of that kind on a file whose name ends so."""
+
+    def __init__(self, operation: str, end: str, native: bool) -> None:
+        self.native = native
+        self.move: Callable[[], None] | None = None
+        self._awaited = operation, end
+
+    def _ask(self, operation: str, path: Path) -> None:
+        if self.move is not None and self._awaited[0] == operation and path.name.endswith(self._awaited[1]):
+            move, self.move = self.move, None
+            move()
+
+    def create(self, path: Path, mode: int = 0o600) -> int:
+        self._ask("create", path)
+        return super().create(path, mode)
+
+    def open(self, path: Path) -> int:
+        self._ask("open", path)
+        return super().open(path)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._ask("rename", new)
+        super().rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        self._ask("remove", path)
+        super().remove(path)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "through-the-disk"])
+@pytest.mark.parametrize(
+    ("operation", "end"),
+    [
+        ("create", ".topics"), ("open", ".log"), ("open", ".sums"),  # a segment is sealed
+        ("create", ".log.new"), ("create", ".index"), ("rename", ".log"),  # one begins
+        ("remove", ".log"), ("remove", ".index"),  # one is freed
+    ],
+)  # fmt: skip
+def test_work_that_had_begun_goes_on_where_the_directory_was_moved_to(
+    tmp_path: Path, operation: str, end: str, native: bool
+) -> None:
+    here, other, moved = tmp_path / "here", tmp_path / "other", tmp_path / "moved"
+    with Journal(other, segment_bytes=SEGMENT) as journal:
+        fill(journal, b"o")  # as large as the other's, so that segments of both have the same names
+    before = state(other)
+
+    def move() -> None:
+        here.rename(moved)
+        other.rename(here)
+
+    disk = Moving(operation, end, native)
+    with Journal(here, segment_bytes=SEGMENT, retain_bytes=3 * SEGMENT, disk=disk) as journal:
+        fill(journal, b"a", 10)
+        disk.move = move
+        fill(journal, b"b", 30)
+        with contextlib.suppress(OSError):
+            journal.retain()
+        assert disk.move is None, "it was moved"
+    assert state(here) == before
+    assert not verify(moved)
+    with Journal(moved, mode="read") as reader:
+        assert reader.frontier == 41 and bytes(reader.read(40)) == b"b" * 10_000
+
+
+GROWING = """
+import sys
+from pathlib import Path
+from penstock.journal import Journal
+
+place = Path(sys.argv[1])
+Journal(place / "other").close()
+size = 40 << 20
+with Journal(place / "here", segment_bytes=65536, sync=False) as journal:
+    journal.append("t", bytes(size))
+    assert len(journal.read(1)) == size
+    (place / "here").rename(place / "moved")
+    (place / "other").rename(place / "here")
+    for position in (2, 3):  # no segment begins: the log grows beyond what a reader has mapped
+        journal.append("t", b"x" * size)
+        assert bytes(journal.read(position)) == b"x" * size
+"""
+
+
+def test_a_log_that_grows_beyond_its_mapping_is_mapped_again_not_what_has_its_name(tmp_path: Path) -> None:
+    """In a process of its own: a file of that name that is shorter would be a bus error."""
+    done = subprocess.run([sys.executable, "-c", GROWING, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)

@@ -67,6 +67,9 @@ class FakeBlocks:
         if self._chance.random() < self.trouble:
             raise self._chance.choice([UnansweredError("lost"), ConnectionError("cut"), StreamError("no quorum")])
 
+    def make(self) -> None:
+        pass
+
     def bounds(self) -> Bounds:
         self._stumble()
         first, last = self.stream.first, self.stream.last
@@ -96,6 +99,9 @@ class FakeBlocks:
     def purge(self, below: int) -> None:
         self._stumble()
         self.stream.purge(below)
+
+    def reach(self) -> str:
+        return "none of 3 nodes answers" if self.cut else "3 of 3 nodes answer"
 
     def close(self) -> None:
         pass

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 
-from penstock.replica.appender import Appender, FencedError
+from penstock.errors import describe
+from penstock.replica.appender import WAITING, Appender, FencedError
 from penstock.replica.client import UnansweredError
 
+from .conftest import until
 from .fake_blocks import FakeBlocks, FakeStream
 
 
@@ -32,9 +37,11 @@ class Scripted(FakeBlocks):
             raise UnansweredError(fate)
 
 
-def appender(stream: FakeStream, *fates: str) -> tuple[Appender, Scripted]:
+def appender(
+    stream: FakeStream, *fates: str, pause: Callable[[], None] = lambda: None
+) -> tuple[Appender, Scripted]:
     blocks = Scripted(stream, *fates)
-    return Appender(blocks, stream.last, 7, pause=lambda: None), blocks
+    return Appender(blocks, stream.last, 7, pause=pause), blocks
 
 
 @pytest.mark.parametrize("fates", [["answer lost"], ["lost"], ["lost", "lost", "answer lost"], ["unavailable"] * 5])
@@ -43,6 +50,28 @@ def test_it_is_stored_once(fates: list[str]) -> None:
     writer, _ = appender(stream, *fates)
     assert [writer.append(b"one"), writer.append(b"two")] == [1, 2]
     assert stream.blocks == {1: b"one", 2: b"two"}
+
+
+def test_an_outage_is_told_once_and_its_end_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.replica.outage.SLOW_S", 0.0)
+    writer, _ = appender(FakeStream(), *["unavailable"] * 5, pause=lambda: until(lambda: bool(caplog.messages)))
+    for _ in range(2):
+        writer.append(b"one")
+        writer.append(b"two")
+        begun, over = caplog.messages
+        assert begun == f"stream fake, 3 of 3 nodes answer: nobody is there; {WAITING}"
+        assert over.startswith("stream fake answers again, after ")
+        caplog.clear()
+        writer.blocks.fates += ["unavailable"] * 5  # type: ignore[attr-defined]
+
+
+def test_a_short_outage_is_not_spoken_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("penstock.replica.outage.SLOW_S", math.inf)
+    writer, _ = appender(FakeStream(), *["unavailable"] * 5)
+    writer.append(b"one")
+    assert not caplog.messages
 
 
 def test_what_landed_is_not_sent_again() -> None:
@@ -75,8 +104,9 @@ def test_without_a_quorum_it_waits_until_it_is_told_to_end() -> None:
     stream = FakeStream()
     blocks = Scripted(stream, *["lost"] * 1000)
     writer = Appender(blocks, 0, 7, pause=lambda: writer.end_after(0) if blocks.tries == 20 else None)
-    with pytest.raises(TimeoutError, match="not known"):
+    with pytest.raises(TimeoutError, match="not known") as ended:
         writer.append(b"one")
+    assert describe(ended.value).endswith("is not known"), "without the words of a number of the system"
     assert blocks.tries == 21, "one more after it was told"
     with pytest.raises(TimeoutError):
         writer.append(b"two")

@@ -260,6 +260,28 @@ def test_another_journals_marker_is_not_made_again(tmp_path: Path, stream: FakeS
         Follower(tmp_path / "other", FakeBlocks(stream))
 
 
+def test_another_journal_in_the_place_of_its_directory_is_left_as_it_is(tmp_path: Path, stream: FakeStream) -> None:
+    other, place, moved = tmp_path / "other", tmp_path / "b", tmp_path / "moved"
+    with Journal(other, segment_bytes=65_536) as journal:
+        fill(journal, 3)
+    before = {path.name: path.read_bytes() for path in other.iterdir()}
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 3)
+        with Follower(place, FakeBlocks(stream)) as follower:
+            follower._look_at = float("inf")  # what happens before it is noticed
+            place.rename(moved)
+            other.rename(place)
+            for number in range(40):  # over several segments
+                journal.append("t", b"%d" % number + bytes(9_000))
+            follower.step()
+            with pytest.raises(InvalidArgument, match="not touched"):
+                follower.look()
+        assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+        assert not verify(moved)
+        with Journal(moved, mode="read") as reader:
+            assert contents(reader) == contents(journal)
+
+
 def test_directories_that_cannot_be_followed_into_are_named(tmp_path: Path, stream: FakeStream) -> None:
     with opened(tmp_path / "a", stream) as journal:
         fill(journal, 2)

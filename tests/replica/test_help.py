@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import subprocess
@@ -13,16 +14,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli import doctor
+from penstock.cli import broker, doctor
 from penstock.errors import InvalidArgument, RefusedError, describe
-from penstock.replica import JetStream, health
+from penstock.journal import Journal
+from penstock.replica import JetStream, Replica, health
 from penstock.replica.appender import FencedError
 from penstock.replica.client import Connection, UnansweredError
 from penstock.replica.cluster import server_program
-from penstock.replica.stream import Target, tls_context
+from penstock.replica.seed import seed
+from penstock.replica.standby import lease_stream
+from penstock.replica.stream import StreamError, Target, tls_context
 from tests.tcp.test_security import Authority
 
-from .conftest import until
+from .conftest import LONG, until
 
 
 @pytest.fixture
@@ -72,6 +76,77 @@ def test_a_server_without_jetstream_is_told(serve_nats: Any) -> None:
     with pytest.raises(UnansweredError, match=r"127\.0\.0\.1:\d+ has no JetStream"):
         blocks.open()
     blocks.close()
+
+
+def test_how_many_nodes_answer_is_told(serve_nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.replica.stream.CONNECT_S", LONG)
+    target = Target.parse(serve_nats(""))
+    away = ("127.0.0.1", 1)
+    assert JetStream(target).reach() == "1 of 1 node answers"
+    some = JetStream(replace(target, servers=(away, *target.servers, away)))
+    assert some.reach() == "1 of 3 nodes answers (not 127.0.0.1:1, 127.0.0.1:1)"
+    assert JetStream(replace(target, servers=(away,) * 3)).reach() == "none of 3 nodes answers"
+
+
+@pytest.mark.parametrize("more", [(), ("--standby",)], ids=["alone", "standby"])
+@pytest.mark.parametrize("wrong", ["messages", "other files", "port", "written"])
+def test_a_start_that_is_refused_leaves_nothing_on_the_cluster(
+    wrong: str, more: tuple[str, ...], tmp_path: Path, serve_nats: Any, free_ports: list[int]
+) -> None:
+    address = serve_nats(f'jetstream {{ store_dir: "{tmp_path}/data" }}')
+    place = tmp_path / "b"
+    with contextlib.ExitStack() as stack:
+        if wrong in ("messages", "written"):
+            journal = stack.enter_context(Journal(place))
+            if wrong == "messages":
+                journal.append("t", b"x")
+                journal.close()
+        elif wrong == "port":
+            stack.enter_context(socket.create_server(("127.0.0.1", free_ports[1])))
+        else:
+            place.mkdir()
+            (place / "letter.txt").write_text("mine")
+        before = sorted(place.iterdir()) if place.exists() else []
+        done = CliRunner().invoke(broker.app, [str(place), str(free_ports[1]), "--store", address, *more])
+        said = {
+            "messages": "--seed copies them there",
+            "other files": "is not a journal (it has 'letter.txt'",
+            "port": "in use",
+            "written": "is being written by this process",
+        }
+        assert said[wrong] in str(done.exception), done
+        assert (sorted(place.iterdir()) if place.exists() else []) == before
+    target = Target.parse(address)
+    for blocks in (JetStream(target), lease_stream(target)):
+        with pytest.raises(StreamError, match="stream not found"):
+            blocks.describe()
+        blocks.close()
+
+
+def test_a_stream_is_made_by_the_first_that_is_fit(tmp_path: Path, serve_nats: Any) -> None:
+    target = Target.parse(serve_nats(f'jetstream {{ store_dir: "{tmp_path}/data" }}'))
+    with contextlib.closing(JetStream(target)) as first, contextlib.closing(JetStream(target)) as second:
+        first.find()
+        second.find()
+        assert first.bounds().last == second.bounds().last == 0
+        Replica(tmp_path / "a", first).disk()
+        assert second.bounds().last == 1
+        second.make()  # it is there
+        assert second.bounds().last == 1
+
+
+def test_a_journal_is_seeded_to_a_stream_that_is_not_there(tmp_path: Path, serve_nats: Any) -> None:
+    target = Target.parse(serve_nats(f'jetstream {{ store_dir: "{tmp_path}/data" }}'))
+    with Journal(tmp_path / "a") as journal:
+        journal.append("t", b"x")
+    with contextlib.closing(JetStream(target)) as blocks:
+        blocks.find()
+        with pytest.raises(InvalidArgument, match="is not a journal"):
+            seed(tmp_path / "nothing", blocks)
+        with pytest.raises(StreamError, match="stream not found"):
+            blocks.describe()
+        assert seed(tmp_path / "a", blocks) == 1
+        assert blocks.bounds().last > 1
 
 
 def test_copies_that_one_server_cannot_have_are_told(tmp_path: Path, serve_nats: Any) -> None:

@@ -23,7 +23,8 @@ from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.journal import Journal
 from penstock.observe.explain import explain
 from penstock.replica.lease import Lease
-from penstock.replica.standby import check_directory, stand_by
+from penstock.replica.refill import check_directory
+from penstock.replica.standby import stand_by
 from penstock.replica.stream import Bounds
 from tests.cli.command import start
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from penstock.address import is_loopback
+from penstock.address import check_host, is_loopback
 from penstock.broker.endpoint import tls_context
 from penstock.broker.rights import Tokens
 from penstock.errors import InvalidArgument, RefusedError
@@ -29,6 +29,7 @@ class Entry:
         if certificate is None and (key is not None or client_authority is not None):
             name = "key" if key is not None else "client_authority"
             raise InvalidArgument(f"{name}= goes with certificate=: without that nothing is encrypted or checked")
+        check_host(host)
         self.tokens = Tokens(Path(tokens) if tokens else None)
         self._host = host
         self._loopback = is_loopback(host)

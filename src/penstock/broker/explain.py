@@ -47,7 +47,8 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
         return
     except (PenstockError, OSError) as error:
         text = f"what listens at {parts.host}:{parts.port} does not answer as a broker: {error}"
-        yield Finding(text, "start a broker there, or check the port")
+        silent = isinstance(error, TimeoutError)  # a broker whose cluster has no quorum takes connections too
+        yield Finding(text, f"{'look into its log' if silent else 'start a broker there'}, or check the port")
         return
     wanted = parts.options.get("queue")
     if wanted is None:
@@ -113,7 +114,10 @@ def _network(parts: addresses.Address) -> list[Finding]:
             return found
         none = Finding(nobody_leads(parts.host, parts.port or PORT), NOBODY_LEADS_REMEDY)
         return [none, *(replace(finding, remedy="", grave=False) for finding in found)]
-    return [replace(finding, grave=False) for finding in found]
+    if len(places) == 1:
+        return [replace(finding, grave=False) for finding in found]
+    away = "it stands by, or does not run"  # the first is as it should be
+    return [replace(one, text=f"{one.text}: {away}", remedy="", grave=False) if one.grave else one for one in found]
 
 
 def _client(parts: addresses.Address) -> Client:

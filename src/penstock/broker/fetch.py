@@ -18,7 +18,7 @@ import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from penstock.broker.hosts import connect
+from penstock.broker.hosts import connect, settled
 from penstock.broker.ranges import ENTRY, Range, decode_range, encode_entry, encode_head
 from penstock.broker.words import encode_properties
 from penstock.errors import ClosedError, ProtocolError, RefusedError
@@ -50,7 +50,8 @@ class RangeClient:
             answer = self._ask(hello)
             fields = dict(word.partition("=")[::2] for word in answer.split()[2:])
             if not fields.get("journal"):
-                raise ProtocolError(f"what answers at {host}:{port} is no broker: {answer[:100]!r}")
+                place = ":".join(map(str, settled(host, port)))
+                raise ProtocolError(f"what answers at {place} is no broker: {answer[:100]!r}")
             self.journal: str = fields["journal"]
         except BaseException:
             sock.close()

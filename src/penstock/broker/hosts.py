@@ -1,4 +1,5 @@
-"""Where a broker is: one host and port, or several brokers of which one leads, as in ``broker://a:9876,b:9876/TOPIC``.
+"""Where a broker is: ``HOST`` or ``HOST:PORT``, or several brokers of which one leads, as in
+``broker://a:9876,b:9876/TOPIC``.
 
 Such a group is written as one host text: ``"a:9876,b"`` with port 9876 is the same as that address. A client tries each
 in turn: a broker that is on stand-by does not listen.
@@ -12,7 +13,7 @@ import time
 from penstock.address import places_of
 from penstock.errors import InvalidArgument
 
-FORM = "Client('127.0.0.1', 9876), or penstock.subscriber('broker://127.0.0.1:9876/TOPIC')"
+FORM = "Client('127.0.0.1:9876'); an address is for penstock.subscriber('broker://127.0.0.1:9876/TOPIC')"
 MAX_HOSTS = 16
 PAUSE_S = 0.1  # before all of a group are tried again
 
@@ -23,17 +24,23 @@ def hosts_of(host: str, port: int) -> list[tuple[str, int]]:
         raise TypeError(f"a broker's host is a str, not {type(host).__name__}")
     if "@" in host:  # what stands before it is a secret, which no message repeats
         raise InvalidArgument("host= is a host alone; a token is given as token=")
+    if "/" in host:
+        raise InvalidArgument(f"host={host!r} is no host: {FORM}")
     found = places_of(host, port)
     if len(found) > MAX_HOSTS:
         raise InvalidArgument(f"host= names {len(found)} brokers; {MAX_HOSTS} is the most")
     for each, its_port in found:
-        if "/" in each or each.count(":") == 1:  # an IPv6 address has more colons
-            raise InvalidArgument(f"host={host!r} is a host alone, without scheme and port: {FORM}")
         if not each or not each.isprintable() or " " in each:
             raise InvalidArgument(f"host={host!r} is no host: {FORM}")
         if isinstance(its_port, bool) or not isinstance(its_port, int) or not 1 <= its_port <= 65535:
             raise InvalidArgument(f"port={its_port!r} must be a number from 1 to 65535")
     return found
+
+
+def settled(host: str, port: int) -> tuple[str, int]:
+    """Host and port of one broker, which may be given as ``HOST:PORT``; a group stays as it is written."""
+    found = hosts_of(host, port)
+    return found[0] if len(found) == 1 else (host, port)
 
 
 def nobody_leads(host: str, port: int) -> str:

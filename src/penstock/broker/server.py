@@ -79,8 +79,8 @@ class Server:
         """``store`` creates a store other than a journal in ``directory``. When ``leads`` returns False, another broker
         has taken over the log: this one ends at once and delivers nothing more.
         """
-        if not 0 <= port <= 65_535:
-            raise InvalidArgument(f"port={port} must be 0 to 65535")
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
+            raise InvalidArgument(f"port={port!r} must be a number from 0 to 65535")
         entry = Entry(
             host,
             tokens=tokens,

@@ -224,7 +224,7 @@ def _check_store(store: str | None, *, standby: bool, lease: float | None, seed:
 def _check_place(directory: Path, host: str, port: int) -> None:
     """Refuse now what a broker that stands by could not have when it is needed."""
     from penstock.broker.endpoint import listen
-    from penstock.replica.standby import check_directory
+    from penstock.replica.refill import check_directory
 
     listen(host, port, "each broker of a group needs its own").close()
     check_directory(directory)
@@ -263,9 +263,12 @@ def _take_turns(
     """Stand by and lead in turn with the other brokers of the stream, until a signal ends it."""
     from penstock.cli.lead import Turns
     from penstock.replica.lease import Lease
+    from penstock.replica.refill import refuse_messages
     from penstock.replica.standby import lease_stream
 
     blocks = cast("JetStream", replica.blocks)
+    if not blocks.patiently(blocks.bounds).last:
+        refuse_messages(directory, blocks.name)
     place = lease_stream(blocks.target)
     place.open_patiently()
     turns = Turns(directory, blocks, Lease(place, address, lease_s), serve, tell, drain_s)
@@ -292,7 +295,7 @@ def _replica(
 
     target = Target.parse(address, tls_context(authority, certificate, key), os.environ.get(STORE_TOKEN, ""))
     blocks = JetStream(target)
-    blocks.open_patiently()
+    blocks.patiently(blocks.find)
     return Replica(directory, blocks)
 
 

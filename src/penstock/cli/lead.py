@@ -88,7 +88,8 @@ class Turns:
         except OSError as error:
             if replica.fault is None and self._lease.held:
                 raise
-            log.warning("%s", replica.fault or error)
+            fault = replica.fault or error
+            log.warning("%s", fault.strerror or fault)
         if not self._stopped:
             log.warning("this broker does not lead any more")
 

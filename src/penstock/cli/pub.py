@@ -93,7 +93,8 @@ def pub(
         try:
             published, total = _publish(publisher, bodies, rate, more)
         except TimeoutError as error:
-            said = silence.reason(address)  # asked now: the channel may disappear when this process ends
+            # asked now: the channel may disappear when this process ends; a broker's client has told what it knows
+            said = "" if scheme == "broker" else silence.reason(address)
             raise TimeoutError(f"{describe(error)}: {said}" if said else describe(error)) from None
         seconds = time.monotonic() - started
         ledger = publisher.ledger

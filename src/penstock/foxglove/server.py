@@ -27,7 +27,7 @@ from foxglove.websocket import (
     StatusLevel,
 )
 
-from penstock.address import is_loopback
+from penstock.address import check_host, is_loopback
 from penstock.errors import InvalidArgument, RefusedError
 from penstock.foxglove.board import Board
 from penstock.foxglove.live import Live
@@ -53,6 +53,7 @@ class Server:
         loop: bool = False,
         insecure: bool = False,
     ) -> None:
+        check_host(host)
         if not is_loopback(host) and not insecure:
             raise InvalidArgument(
                 f"{host} can be reached from other machines, and the protocol has no authentication: whoever connects "

@@ -116,7 +116,7 @@ class Journal(Reading):
         self._deleted: dict[str, QueueState] = {}
         self._dirty: set[str] = set()
         self._failures = 0
-        self._upkeep = Upkeep(self.directory, self._disk, self._retain_at_roll, self._check_place)
+        self._upkeep = Upkeep(self._disk, self._retain_at_roll)
         self.recovery = recovery.Recovery()
         self._reader = None
         _opened.add(self)
@@ -145,6 +145,7 @@ class Journal(Reading):
 
     def _open_writer(self, sync: bool, refuse_damage: bool) -> None:
         self.uuid, self._lock, created = recovery.prepare(self.directory, self._disk)
+        self._upkeep.hold(self._lock)
         self._segment: segments.ActiveSegment | None = None
         self._frontier_file = -1
         try:
@@ -164,7 +165,8 @@ class Journal(Reading):
             kept = [data for kind, flags, data in found.states if flags & layout.FLAG_INTERNAL and kind == QUEUE_KIND]
             self.queue_states = restore(kept)
             self._schemas = Schemas(records_in(found.states))
-            self._go_on(found)
+            with self._lock.naming():
+                self._go_on(found)
         except BaseException:
             self._give_back_files()
             raise
@@ -180,11 +182,13 @@ class Journal(Reading):
 
     def _go_on(self, found: recovery.Recovered) -> None:
         if found.resume is not None:
-            self._segment = segments.resume(self.directory, found.resume, self.writer, found.next_position, self._disk)
+            self._segment = segments.resume(
+                self._lock.place, found.resume, self.writer, found.next_position, self._disk
+            )
         else:
             flags = layout.SEGMENT_AFTER_LOSS if found.after_loss else 0
             self._segment = segments.begin(
-                self.directory, self.uuid, self.writer, found.next_position, self._states, self._disk,
+                self._lock.place, self.uuid, self.writer, found.next_position, self._states, self._disk,
                 flags=flags, next_position=found.next_position,
             )  # fmt: skip
         self.writer.publish_frontier(found.first, 1)
@@ -448,7 +452,8 @@ class Journal(Reading):
     def _try_to_begin_segment(self, replace_state: bool = False) -> Full | None:
         self._rolling = threading.get_ident()
         try:
-            return self._begin_segment(replace_state)
+            with self._lock.naming():
+                return self._begin_segment(replace_state)
         except OSError as error:
             LOG.error("cannot begin a new segment%s: %s", self._going_on(), error)
             return None
@@ -472,7 +477,8 @@ class Journal(Reading):
         self._group = transaction
         self._rolling = threading.get_ident()
         try:
-            full = self._begin_segment()
+            with self._lock.naming():
+                full = self._begin_segment()
         except BaseException:
             self.writer.give_lead()
             self._leave_group()
@@ -515,24 +521,20 @@ class Journal(Reading):
             revision = old.header.revision + 1
             if not replace_state or revision > layout.MAX_REVISION:
                 return None
-        self._check_place()
+        self._lock.check()
         first_kept, states = self._first_kept(), self._state_for_roll()
         self._segment = segments.begin(
-            self.directory, self.uuid, self.writer, first, states, self._disk, revision=revision
+            self._lock.place, self.uuid, self.writer, first, states, self._disk, revision=revision
         )
         self.writer.publish_frontier(first_kept, 1)  # nothing may fail between the two
         old.close()
         if revision:
-            remove_segment(self.directory, *old.name, self._disk)
+            remove_segment(self._lock.place, *old.name, self._disk)
             return None
         return Full(old.header, first, end, tail if sums_whole else None)
 
-    def _check_place(self) -> None:
-        """Before files are made, changed or removed by name. OSError: they would be those of another journal."""
-        self._lock.check(self.directory)
-
     def _first_kept(self) -> int:
-        found = layout.latest_segments(os.listdir(self.directory))
+        found = layout.latest_segments(os.listdir(self._lock.place))
         return found[0][0] if found else 1
 
     # -- queues, retention, compaction -------------------------------------------------------------------------------
@@ -631,9 +633,9 @@ class Journal(Reading):
         limits = Limits(self.retain_age_s, self.retain_bytes, passed if self.retain_queues else None)
         if limits == Limits() or self._group is not None:  # must not remove what no reader can have seen yet
             return 0
-        self._check_place()
-        with self._upkeep.lock:
-            return apply(self.directory, limits, self._disk, self.frontier - 1)
+        self._lock.check()
+        with self._upkeep.lock, self._lock.naming():
+            return apply(self._lock.place, limits, self._disk, self.frontier - 1)
 
     def compact(self) -> int:
         """Remove from sealed segments all but the last message of each key, in topics compacted by key; returns how
@@ -642,13 +644,13 @@ class Journal(Reading):
 
         self._check_writing()
         self._check_not_rolling()
-        with self._roll_lock, self._upkeep.idle():
+        with self._roll_lock, self._upkeep.idle(), self._lock.naming():
             self._check_writing()  # not closed meanwhile
-            self._check_place()
+            self._lock.check()
             assert self._segment is not None
             asked = layout.FLAG_COMPACTED_TOPIC
             compacted = {number for number, _, flags, _, _ in self.writer.topics() if flags & asked}
-            removed = compact(self.directory, compacted, self._segment.header.first, self.frontier, self._disk)
+            removed = compact(self._lock.place, compacted, self._segment.header.first, self.frontier, self._disk)
         if removed:
             self._announce()
         return removed

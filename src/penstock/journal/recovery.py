@@ -96,19 +96,10 @@ def prepare(directory: Path, disk: Disk, identity: uuid.UUID | None = None) -> t
     ``identity``: what a new one gets; a random one by default.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_owner(directory)
+    check_place(directory)
     if not disk.for_copies:
         _refuse_copy(directory)
     marker = directory / layout.MARKER_NAME
-    if not marker.exists():
-        ours = (layout.LOCK_NAME, layout.READERS_NAME)
-        foreign = [name for name in os.listdir(directory) if name not in ours and not name.endswith(".new")]
-        if foreign and not marker.exists():  # otherwise another process has just created it
-            raise InvalidArgument(
-                f"{directory} is not a journal (it has {foreign[0]!r} but no {layout.MARKER_NAME}): left as it is"
-            )
-    else:
-        layout.decode_marker(read_all(marker), str(marker))
     lock = WriterLock(directory)
     try:
         created = not marker.exists()
@@ -120,6 +111,21 @@ def prepare(directory: Path, disk: Disk, identity: uuid.UUID | None = None) -> t
     except BaseException:
         lock.release()
         raise
+
+
+def check_place(directory: Path) -> None:
+    """Refuse a directory that is somebody else's, or neither a journal nor empty; nothing in it is changed."""
+    check_owner(directory)
+    marker = directory / layout.MARKER_NAME
+    if not marker.exists():
+        ours = (layout.LOCK_NAME, layout.READERS_NAME)
+        foreign = [name for name in os.listdir(directory) if name not in ours and not name.endswith(".new")]
+        if foreign and not marker.exists():  # otherwise another process has just created it
+            raise InvalidArgument(
+                f"{directory} is not a journal (it has {foreign[0]!r} but no {layout.MARKER_NAME}): left as it is"
+            )
+    else:
+        layout.decode_marker(read_all(marker), str(marker))
 
 
 def _refuse_copy(directory: Path) -> None:

@@ -15,12 +15,12 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from penstock.errors import ClosedError, PenstockError
 from penstock.journal import layout, recovery
 from penstock.journal.disk import Disk
+from penstock.journal.lock import WriterLock
 
 LOG = logging.getLogger("penstock.journal")
 
@@ -37,17 +37,16 @@ class Full(NamedTuple):
 class Upkeep:
     """The work after a roll."""
 
-    def __init__(
-        self, directory: Path, disk: Disk, retain: Callable[[], object], check: Callable[[], object]
-    ) -> None:
-        """``check`` raises OSError where another directory is in the place of the journal's."""
-        self._directory = directory
-        self._check: Callable[[], object] | None = check
+    def __init__(self, disk: Disk, retain: Callable[[], object]) -> None:
         self._disk = disk
         self._retain: Callable[[], object] | None = retain
         self._unsealed: list[Full] = []
         self._thread: threading.Thread | None = None
         self.lock = threading.RLock()
+
+    def hold(self, lock: WriterLock) -> None:
+        """The lock of the journal's directory; before anything else."""
+        self._place = lock
 
     def begin(self, full: Full) -> None:
         """Start sealing a segment, in a thread on a real disk. Call ``wait`` before."""
@@ -71,7 +70,7 @@ class Upkeep:
         """Wait, then drop the reference to the journal."""
         self.wait()
         with self.lock:
-            self._retain = self._check = None
+            self._retain = None
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
@@ -101,17 +100,15 @@ class Upkeep:
         self._unsealed.append(full)
         if len(self._unsealed) == 1 and full.tail is not None:
             try:
-                self._check_place()
-                recovery.seal_written(self._directory, full.header, full.end, full.following, full.tail, self._disk)
+                self._place.check()
+                with self._place.naming():
+                    place = self._place.place
+                    recovery.seal_written(place, full.header, full.end, full.following, full.tail, self._disk)
                 self._unsealed.clear()
             except (OSError, PenstockError) as error:
                 LOG.warning("cannot seal a segment yet: %s", error)
                 return
         self.seal_rest()
-
-    def _check_place(self) -> None:
-        if self._check is not None:
-            self._check()
 
     def seal_rest(self) -> None:
         """Seal what could not be sealed before, perhaps because the disk was full; the caller holds ``lock``.
@@ -120,10 +117,11 @@ class Upkeep:
         """
         try:
             while self._unsealed:
-                self._check_place()
-                header = self._unsealed[0].header
-                segment = header.first, header.revision
-                recovery.seal_from_log(self._directory, segment, header, self._unsealed[0].following, self._disk)
+                self._place.check()
+                header, following = self._unsealed[0].header, self._unsealed[0].following
+                with self._place.naming():
+                    place, segment = self._place.place, (header.first, header.revision)
+                    recovery.seal_from_log(place, segment, header, following, self._disk)
                 self._unsealed.pop(0)
         except (OSError, PenstockError) as error:
             LOG.warning("cannot seal a segment yet: %s", error)

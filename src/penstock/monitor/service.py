@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import uvicorn
 
-from penstock.address import is_loopback
+from penstock.address import check_host, is_loopback
 from penstock.errors import ClosedError, InvalidArgument
 from penstock.monitor import connections
 from penstock.monitor.server import Settings, application
@@ -60,6 +60,7 @@ class Service:
             raise InvalidArgument("a token is a text of at least 8 characters, or it would be guessed")
         if (certificate is None) != (key is None):
             raise InvalidArgument("TLS needs a certificate and its key")
+        check_host(host)
         if certificate is None and not insecure and not is_loopback(host):
             raise InvalidArgument(
                 f"{host} is not loopback: without TLS the token and all that is shown could be read on the way; "

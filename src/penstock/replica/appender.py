@@ -12,17 +12,16 @@ opening it again on the directory that has them restores them. One thread.
 from __future__ import annotations
 
 import errno
-import logging
 import time
 from collections.abc import Callable
 
 from penstock.errors import PenstockError
 from penstock.replica.client import UnansweredError
+from penstock.replica.outage import Outage
 from penstock.replica.stream import Blocks, StreamError, WrongLastError
 
-log = logging.getLogger("penstock.replica")
+WAITING = "publishers wait, and nothing is confirmed, refused or delivered until it stores again"
 PAUSE_S = 0.05  # pause between two tries
-TELL_S = 10.0
 CHECK_S = 5.0  # how often to check whether the stream has lost blocks
 SHORT_S = 10.0  # how long a stream may end too early: its server may not be up to date yet
 
@@ -42,6 +41,15 @@ class LostBlocksError(PenstockError, OSError):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.errno = errno.ENODATA
+        self.strerror = text
+
+
+class UnknownOutcomeError(PenstockError, TimeoutError):
+    """The stream is not waited for any longer: whether the last block is there is not known."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.errno = errno.ETIMEDOUT
         self.strerror = text
 
 
@@ -66,7 +74,7 @@ class Appender:
         self._writer = writer
         self._pause = pause
         self._end_at: float | None = None
-        self._told = 0.0
+        self._outage = Outage(blocks, WAITING)
         self.unknown = 0  # appends whose outcome had to be looked up
 
     def end_after(self, seconds: float) -> None:
@@ -79,12 +87,15 @@ class Appender:
             raise self.fault
         sequence = self.last + 1
         identity = f"{self._writer:016x}-{sequence}"
+        self._outage.begin()
         while not self._try(data, identity):
             if self._end_at is not None and time.monotonic() >= self._end_at:
+                self._outage.drop()
                 text = f"{self.blocks.name} did not answer: whether block {sequence} is there is not known"
-                self.fault = TimeoutError(errno.ETIMEDOUT, text)
+                self.fault = UnknownOutcomeError(text)
                 raise self.fault
             self._pause()
+        self._outage.end()
         self.last = sequence
         self._short_since = None
         if time.monotonic() >= self._check_at:
@@ -116,7 +127,8 @@ class Appender:
                 return True
         except (UnansweredError, ConnectionError, StreamError) as error:
             problem = error
-        self._tell(problem)
+        if not isinstance(problem, WrongLastError):
+            self._outage.note(problem)
         return False
 
     def _is_there(self, data: bytes, moved: bool) -> bool:
@@ -143,10 +155,3 @@ class Appender:
             self.fault = LostBlocksError(f"{self.blocks.name} {text}")
             raise self.fault
         raise StreamError(f"it {text}")
-
-    def _tell(self, problem: Exception) -> None:
-        now = time.monotonic()
-        if now - self._told >= TELL_S and not isinstance(problem, WrongLastError):
-            self._told = now
-            text = str(problem).removeprefix(f"{self.blocks.name}: ")
-            log.warning("%s: %s; nothing is confirmed until it answers", self.blocks.name, text)

@@ -25,6 +25,7 @@ from penstock.journal.rewrite import remove_segment
 from penstock.replica.block import Block, decode
 from penstock.replica.client import UnansweredError
 from penstock.replica.history import Chains, History, Segment
+from penstock.replica.outage import Outage
 from penstock.replica.refill import UnsyncedDisk, mend, refill
 from penstock.replica.stream import Blocks, Bounds, Seldom, StreamError
 
@@ -93,6 +94,12 @@ class Follower:
         """The position that the next message gets."""
         assert self._writer is not None
         return self._writer.committed_position
+
+    @property
+    def _held(self) -> Path:
+        """The directory that is locked, wherever it was moved: what is in its place may be another journal."""
+        assert self._lock is not None
+        return self._lock.place
 
     # -- opening ----------------------------------------------------------------------------------------------------
 
@@ -232,7 +239,7 @@ class Follower:
         replaced = [segment for segment in self._segments if segment.name[0] >= block.segment and segment.name != name]
         head, batch = block.data[: layout.SEGMENT_HEADER_BYTES], block.data[layout.SEGMENT_HEADER_BYTES :]
         header = layout.decode_segment_header(head, f"block {sequence} of {self.blocks.name}")
-        path = self.directory / layout.segment_name(*name)
+        path = self._held / layout.segment_name(*name)
         self._close_files()
         # The log gets its name last: a crash before that leaves files that opening ignores.
         for each in (path.with_suffix(".log.new"), path.with_suffix(".index"), path.with_suffix(".sums")):
@@ -248,25 +255,25 @@ class Follower:
         if kept:
             self._seal(kept[-1].name, block.segment)
         for segment in replaced:
-            remove_segment(self.directory, *segment.name, self._disk)
+            remove_segment(self._held, *segment.name, self._disk)
         self._segments = [*kept, Segment(sequence, sequence, block)]
         self._begin = sequence
         self._writer.publish_frontier(self._segments[0].name[0], 1)
 
     def _seal(self, segment: tuple[int, int], following: int) -> None:
-        path = self.directory / layout.segment_name(*segment)
+        path = self._held / layout.segment_name(*segment)
         data = read_all(path)
-        header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
+        header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], path.name)
         if header.seal is None:
             scan = native.scan(data, header.nonce, header.first, following, following, header.gaps)
-            recovery.seal_segment(self.directory, segment, header, data, scan, following, self._disk)
+            recovery.seal_segment(self._held, segment, header, data, scan, following, self._disk)
 
     # -- upkeep -----------------------------------------------------------------------------------------------------
 
     def _keep_house(self, bounds: Bounds) -> None:
         assert self._writer is not None
         now = time.monotonic()
-        if now >= self._look_at:
+        if now >= min(self._look_at, self._check_at):
             self._look_at = now + LOOK_S
             if self.look():
                 return
@@ -274,7 +281,7 @@ class Follower:
             self._trim_at = now + TRIM_S
             freed = [segment for segment in self._segments[:-1] if segment.begin < bounds.first]
             for segment in freed:
-                remove_segment(self.directory, *segment.name, self._disk)
+                remove_segment(self._held, *segment.name, self._disk)
                 self._segments.remove(segment)
             if freed:
                 self._writer.publish_frontier(self._segments[0].name[0], 1)
@@ -333,14 +340,19 @@ class Follower:
 
     def run(self, poll_s: float = POLL_S) -> None:
         """Follow until an exception ends it. Waits while the broker repairs the stream."""
-        seldom = Seldom()
+        seldom, outage = Seldom(), Outage(self.blocks, "nothing new is copied until it answers again")
         while True:
             try:
                 if self._writer is None:
                     self._follow_anew()
                 if not self.step():
                     time.sleep(poll_s)
-            except (UnansweredError, ConnectionError, StreamError, CorruptionError) as error:
+                outage.end()
+                outage.begin()
+            except (UnansweredError, ConnectionError) as error:
+                outage.note(error)
+                time.sleep(max(poll_s, 0.1))
+            except (StreamError, CorruptionError) as error:
                 if isinstance(error, CorruptionError):
                     self.close()  # then the stream is read again
                 seldom.warn("%s: %s; trying on", self.blocks.name, str(error).removeprefix(f"{self.blocks.name}: "))

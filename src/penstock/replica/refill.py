@@ -14,6 +14,7 @@ Under the writer's lock of the directory; one thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
 import logging
@@ -27,6 +28,7 @@ from penstock._core import journal as native
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError
 from penstock.journal import layout, recovery
 from penstock.journal.disk import Disk, open_regular, read_all, read_part
+from penstock.journal.lock import WriterLock
 from penstock.journal.rewrite import SUFFIXES, remove_segment
 from penstock.replica.history import History, Segment
 
@@ -62,6 +64,24 @@ class UnsyncedDisk(Disk):
         """Nothing."""
 
 
+def check_directory(directory: Path) -> None:
+    """Refuse a directory that this process cannot write, that another one writes, or that is no place for a journal."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    names = os.listdir(directory)
+    if BOOT_NAME not in names and not layout.latest_segments(names):  # the marker of a copy may be made again
+        recovery.check_place(directory)
+    recovery.check_owner(directory)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
+    WriterLock(directory).release()
+
+
+def refuse_messages(directory: Path, name: str) -> None:
+    """Of a stream without blocks: a directory with messages is no copy of it."""
+    if layout.latest_segments(os.listdir(directory)):
+        raise InvalidArgument(f"{directory} has messages and {name} has none: --seed copies them there")
+
+
 def refill(directory: Path, history: History, *, check: bool = False) -> Refilled:
     """Make the directory a copy of the stream, as far as ``history`` goes. ``check``: every segment, in full."""
     disk = UnsyncedDisk()
@@ -74,11 +94,8 @@ def refill(directory: Path, history: History, *, check: bool = False) -> Refille
         if wanted is not None and uuid != wanted:
             raise InvalidArgument(f"{directory} is of journal {uuid}, {history.blocks.name} of {wanted}: not touched")
         result = Refilled(uuid)
-        local = layout.latest_segments(os.listdir(directory))
         if not history.segments:
-            if local:
-                text = f"{directory} has messages and {history.blocks.name} has none: --seed copies them there"
-                raise InvalidArgument(text)
+            refuse_messages(directory, history.blocks.name)
             disk.write_file(directory / BOOT_NAME, _boot_id())
             return result
         if any(segment.head.uuid != uuid for segment in history.segments):

@@ -18,7 +18,8 @@ from penstock.replica.block import Block
 from penstock.replica.client import UnansweredError
 from penstock.replica.disk import ReplicatedDisk, epoch_block
 from penstock.replica.history import History
-from penstock.replica.refill import Refilled, refill
+from penstock.replica.outage import Outage
+from penstock.replica.refill import Refilled, check_directory, refill, refuse_messages
 from penstock.replica.seed import restore
 from penstock.replica.stream import Blocks
 from penstock.replica.writers import Writers
@@ -115,16 +116,25 @@ class Replica:
 
     def _patiently(self, deadline: float, act: Callable[[], T]) -> T:
         """Call ``act``, and again from the beginning while the cluster is choosing a leader or has no quorum."""
+        outage = Outage(self.blocks, "the log cannot be read yet; trying on")
         while True:
             try:
-                return act()
-            except (UnansweredError, ConnectionError):
+                found = act()
+            except (UnansweredError, ConnectionError) as error:
                 if time.monotonic() >= deadline:
                     raise
+                outage.note(error)
                 self._pause()
+            else:
+                outage.end()
+                return found
 
     def _refill(self) -> tuple[History, Refilled]:
         history = History(self.blocks, self.blocks.bounds())
+        if history.last is None:  # a start that is refused must not leave a stream behind
+            check_directory(self.directory)
+            refuse_messages(self.directory, self.blocks.name)
+            self.blocks.make()
         led = Writers(self.directory).epoch > 0
         if history.last is not None and history.last.epoch == 0:
             text = f"{self.blocks.name} was not filled to its end: fill another one"

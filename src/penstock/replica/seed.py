@@ -40,11 +40,13 @@ def seed(directory: Path, blocks: Blocks, *, pause: Callable[[], None] = lambda:
     if not (directory / layout.MARKER_NAME).exists():
         raise InvalidArgument(f"{directory} is not a journal: there is nothing to fill {blocks.name} with")
     if blocks.bounds().last:
-        raise InvalidArgument(f"{blocks.name} has blocks already: name another stream for what {directory} has")
+        text = f"{blocks.name} has blocks already: leave --seed out if {directory} is its copy"
+        raise InvalidArgument(f"{text}, or name another stream for what it has")
     # opened, so that nobody else writes to it and its torn tail is cut off
     with Journal(directory, refuse_damage=True, disk=_CopyDisk()) as journal:
         segments = layout.latest_segments(os.listdir(directory))
         writer = secrets.randbits(64)
+        blocks.make()
         _copy(directory, journal, segments, Appender(blocks, 0, writer, pause=pause), writer, 0, 1)
     log.info("%s: %d segments copied to %s", directory, len(segments), blocks.name)
     return len(segments)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError, StateError
-from penstock.journal.lock import WriterLock
-from penstock.journal.recovery import check_owner
+from penstock.replica.client import UnansweredError
 from penstock.replica.follower import POLL_S, Follower
 from penstock.replica.lease import RENEWALS, Lease
+from penstock.replica.outage import Outage
 from penstock.replica.stream import ANSWER_S, Blocks, JetStream, Seldom, Target
 
 log = logging.getLogger("penstock.replica")
@@ -28,15 +26,6 @@ def lease_stream(target: Target, answer_s: float = ANSWER_S) -> JetStream:
     return JetStream(replace(target, stream=f"{target.stream}_lead"), answer_s=answer_s, limits=LEASE_LIMITS)
 
 
-def check_directory(directory: Path) -> None:
-    """Refuse a directory that this process cannot write, or that another one writes."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_owner(directory)
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
-    WriterLock(directory).release()
-
-
 def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[], bool]) -> bool:
     """Keep the directory a copy of the stream until this broker has the lease; False: ``stopped`` was set before.
 
@@ -44,6 +33,7 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
     """
     follower: Follower | None = None
     leader, seldom, look_at = "", Seldom(), 0.0
+    outage = Outage(blocks, "standing by: nobody leads, and publishers wait, until it answers again")
     try:
         while not stopped():
             now = time.monotonic()
@@ -51,6 +41,7 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
                 if now >= look_at:
                     look_at = now + min(LOOK_S, lease.lease_s / RENEWALS)
                     if lease.take():
+                        outage.end()
                         return True
                     if lease.holder is not None and lease.holder.address != leader:
                         leader = lease.holder.address
@@ -58,8 +49,13 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
                 follower = follower or _follow(directory, blocks)
                 if follower is None or not follower.step():
                     time.sleep(POLL_S)
+                outage.end()
+                outage.begin()
             except (InvalidArgument, PermissionError):
                 raise
+            except (UnansweredError, ConnectionError) as error:
+                outage.note(error)
+                time.sleep(0.1)
             except (PenstockError, OSError) as error:
                 if follower is not None and isinstance(error, CorruptionError):
                     follower.close()  # opening checks the directory again, and restores what the stream has lost
@@ -67,6 +63,7 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
                 seldom.warn("standing by: %s", error)
                 time.sleep(0.1)
     finally:
+        outage.drop()
         if follower is not None:
             follower.close()
     return False

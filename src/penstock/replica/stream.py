@@ -22,14 +22,14 @@ from urllib.parse import parse_qsl, unquote
 
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.printable import command
-from penstock.replica.client import NO_RESPONDERS, PORT, Access, Client, UnansweredError
+from penstock.replica.client import CONNECT_S, NO_RESPONDERS, PORT, Access, Client, Connection, UnansweredError
+from penstock.replica.outage import SLOW_S
 from penstock.replica.protocol import Message, fields_of
 
 log = logging.getLogger("penstock.replica")
 T = TypeVar("T")
 ANSWER_S = 2.0
 TELL_S = 10.0
-SLOW_S = 1.5  # without an answer for so long, that is told
 PATIENCE_S = 30.0  # how long to try to read blocks that are needed to go on
 PAUSE_S = 0.1
 BATCH_BLOCKS, BATCH_BYTES = 256, 8 << 20
@@ -51,9 +51,14 @@ class Seldom:
     def __init__(self) -> None:
         self._told = -TELL_S
 
+    @property
+    def due(self) -> bool:
+        """Whether the last warning is long ago."""
+        return time.monotonic() - self._told >= TELL_S
+
     def warn(self, text: str, *arguments: object) -> None:
         """A warning, if the last one is long ago."""
-        if time.monotonic() - self._told >= TELL_S:
+        if self.due:
             self._told = time.monotonic()
             log.warning(text, *arguments)
 
@@ -81,6 +86,9 @@ class Blocks(Protocol):
     name: str  #: for messages to the user
     max_bytes: int  #: the longest block
 
+    def make(self) -> None:
+        """Make the store if it is not there yet; before the first block."""
+
     def bounds(self) -> Bounds:
         """Which sequences there are."""
 
@@ -95,6 +103,9 @@ class Blocks(Protocol):
 
     def purge(self, below: int) -> None:
         """Free the blocks below a sequence."""
+
+    def reach(self) -> str:
+        """How many of its servers answer, for messages to the user. Any thread."""
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -202,6 +213,32 @@ class JetStream:
         self.client = Client(target.servers, target.access)
         self._answer_s = answer_s
         self.max_bytes = MAX_BLOCK_BYTES
+        self._absent = False
+
+    def find(self) -> None:
+        """``open``, but a stream that does not exist is only made by ``make``, and counts as an empty one until then: a
+        start that is refused leaves nothing behind.
+        """
+        self._absent = True
+        self._found()
+
+    def _found(self) -> dict[str, Any]:
+        if not self._absent:
+            return self.describe()
+        try:
+            found = self.describe_fit()
+        except StreamError as error:
+            if getattr(error, "number", 0) != STREAM_NOT_FOUND:
+                raise
+            return {"state": {"first_seq": 1, "last_seq": 0, "messages": 0}}
+        self._absent = False
+        return found
+
+    def make(self) -> None:
+        """Waits for a quorum."""
+        if self._absent:
+            self.open_patiently()
+            self._absent = False
 
     def open(self) -> dict[str, Any]:
         """Create the stream if it does not exist; returns its description. InvalidArgument: it is there and unfit.
@@ -298,10 +335,10 @@ class JetStream:
                     return act()
                 except (UnansweredError, ConnectionError, StreamError) as error:
                     self.client.disconnect()
-                    text = self._explain(error)
                     if time.monotonic() >= deadline:
-                        raise TimeoutError(text) from error
-                    seldom.warn("%s; trying on", text)
+                        raise TimeoutError(self._explain(error)) from error
+                    if seldom.due:  # not each time: who answers is asked of all servers
+                        seldom.warn("%s; trying on", self._explain(error))
                 time.sleep(PAUSE_S)
         finally:
             slow.cancel()
@@ -310,7 +347,9 @@ class JetStream:
         """Why the stream cannot be used yet."""
         if getattr(error, "number", 0) == STREAM_NOT_FOUND:
             return f"there is no {self.name} there; {command('broker', 'DIRECTORY', '--store')} ADDRESS makes it"
-        return f"{self.name} cannot be used yet: {error}" if isinstance(error, UnansweredError) else str(error)
+        if not isinstance(error, UnansweredError):
+            return str(error)
+        return f"{self.name} cannot be used yet, {self.reach()}: {str(error).removeprefix(f'{self.name}: ')}"
 
     def describe(self) -> dict[str, Any]:
         """The cluster's description of the stream. A node that is cut off, or whose disk is full, answers too, with
@@ -357,7 +396,7 @@ class JetStream:
 
     def bounds(self) -> Bounds:
         """As the stream's leader says."""
-        state = self.describe().get("state")
+        state = self._found().get("state")
         names = ("first_seq", "last_seq", "messages")
         first, last, count = (state.get(name) if isinstance(state, dict) else None for name in names)
         if not isinstance(first, int) or not isinstance(last, int) or not isinstance(count, int):
@@ -441,6 +480,25 @@ class JetStream:
     def purge(self, below: int) -> None:
         """Delete whole blocks, on all replicas."""
         self._ask(f"STREAM.PURGE.{self.target.stream}", {"seq": below})
+
+    def reach(self) -> str:
+        """Asks each of the address for its greeting, all at the same time: one that is stopped takes ``CONNECT_S``."""
+        servers = self.target.servers
+        here: list[tuple[str, int]] = []
+
+        def ask(server: tuple[str, int]) -> None:
+            with contextlib.suppress(OSError, PenstockError):
+                Connection(server, self.target.access, CONNECT_S).close()
+                here.append(server)
+
+        asking = [threading.Thread(target=ask, args=(server,), daemon=True) for server in servers]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+        count = f"{len(here) or 'none'} of {len(servers)} {'node' if len(servers) == 1 else 'nodes'}"
+        away = ", ".join(f"{host}:{port}" for host, port in servers if (host, port) not in here)
+        return f"{count} {'answers' if len(here) < 2 else 'answer'}" + (f" (not {away})" if here and away else "")
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock._core import tcp as native
-from penstock.address import is_loopback
+from penstock.address import check_host, is_loopback
 from penstock.channel import Ledger, Overflow, Terms, check_subscribers, check_timeout, choose
 from penstock.channel import Publisher as PublisherContract
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
@@ -103,6 +103,7 @@ class Publisher(PublisherContract):
         self._token = sockets.check_secrets(token, tls, "publisher")
         self._tls = tls
         authenticates = bool(self._token) or (tls is not None and tls.verify_mode.name == "CERT_REQUIRED")
+        check_host(host)
         if not (path or insecure or is_loopback(host) or authenticates):
             raise RefusedError(
                 f"{host} is reachable from other machines: give token= (and tls=), or a tls= that asks for the "

@@ -16,11 +16,19 @@ import time
 
 from penstock._core.broker import open_timer, set_timer
 from penstock.broker.client.dialogue import Dialogue
-from penstock.broker.hosts import NOBODY_LEADS_REMEDY, hosts_of, nobody_leads
+from penstock.broker.hosts import NOBODY_LEADS_REMEDY, hosts_of, nobody_leads, settled
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
 from penstock.channel import check_timeout
 from penstock.clock import refuse_if_virtual
-from penstock.errors import ClosedError, InvalidArgument, PenstockError, ProtocolError, RefusedError, StateError
+from penstock.errors import (
+    ClosedError,
+    InvalidArgument,
+    PenstockError,
+    ProtocolError,
+    RefusedError,
+    StateError,
+    describe,
+)
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
 ATTEMPT_S = 5.0  # time-out of one attempt to connect: a machine that is gone answers nothing
@@ -28,6 +36,7 @@ ATTEMPT_S = 5.0  # time-out of one attempt to connect: a machine that is gone an
 # accepts connections and acknowledges data. So the broker must answer a question after some silence.
 GROUP_ATTEMPT_S, GROUP_RETRY_S, GROUP_SILENCE_S = 1.0, 0.25, 2.0
 MAX_TIMEOUT_S = 1e9  # some thirty years
+MAY_WAIT = "it may be waiting for its disk, or for the quorum of its cluster: its log tells"
 FAREWELL_S = 2.0  # how long a broker may take to close the connection after the last line
 
 
@@ -50,7 +59,7 @@ class Link:
         self._at = 0  # index of the host that is tried, or connected
         if check_timeout(connect_timeout) is None or connect_timeout > MAX_TIMEOUT_S:
             raise InvalidArgument(f"timeout={connect_timeout!r} must be 0 to {MAX_TIMEOUT_S:.0f} seconds")
-        self.host, self.port = host, port
+        self.host, self.port = settled(host, port)
         self.dialogue = dialogue
         self.dialogue.one_store = len(self._hosts) > 1
         self.closed = False
@@ -441,13 +450,13 @@ class Link:
         said = f"the broker at {self.host}:{self.port} did not answer within {waited_s:g} s"
         if self.dialogue.farewell:
             return f"{said}; it closed the connection before: {self.dialogue.farewell}"
-        return said if self.dialogue.ready or self._error is None else f"{said}: {self._why()}"
+        return f"{said}; {MAY_WAIT}" if self.dialogue.ready or self._error is None else f"{said}: {self._why()}"
 
     def _why(self) -> str:
         """Why there is no connection."""
         if len(self._hosts) > 1 and isinstance(self._error, ConnectionRefusedError | TimeoutError):
             return f"{nobody_leads(self.host, self.port)} ({NOBODY_LEADS_REMEDY})"
-        return str(self._error or "not connected yet")
+        return "not connected yet" if self._error is None else describe(self._error)
 
     def finish(self, farewell: bytes) -> None:
         """Send what is pending and a last line, and close when the broker has: FAREWELL_S at most."""

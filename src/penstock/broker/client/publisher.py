@@ -24,6 +24,7 @@ from penstock._core.broker import reserve
 from penstock.broker import words
 from penstock.broker.client.clients import Client
 from penstock.broker.client.requests import encode_many, non_negative_int, publish_options, times_of
+from penstock.broker.hosts import settled
 from penstock.carry import time_of, total_bytes
 from penstock.channel import Deadline, Ledger, check_subscribers
 from penstock.errors import ClosedError, InvalidArgument
@@ -66,6 +67,7 @@ class Publisher(channel.Publisher):
         self._options = publish_options(None, ttl_s, None, None)
         self._under_way: deque[Pending] = deque()
         self._count = 0  # unconfirmed messages
+        host, port = settled(host, port)
         self._counters = Counters("broker", "publisher", f"{host}:{port}/{topic}")
         self._final: Ledger | None = None
         self._closing = False

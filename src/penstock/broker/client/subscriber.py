@@ -36,6 +36,7 @@ from penstock.broker.client.requests import (
     schema_answer,
     schema_versions_answer,
 )
+from penstock.broker.hosts import settled
 from penstock.broker.liveness import DEFAULT_S
 from penstock.broker.words import TEMPORARY
 from penstock.carry import total_bytes
@@ -95,6 +96,7 @@ class Subscriber(channel.Subscriber):
         # only the broker knows the topics of a named queue
         where = options.get("topics") or ("" if queue else "default")
         self._topics = options.get("topics")
+        host, port = settled(host, port)
         self._place = f"{host}:{port}/{where}?queue={self.queue}"
         self._counters = Counters("broker", "subscriber", self._place)
         self._final: Ledger | None = None

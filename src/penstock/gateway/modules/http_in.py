@@ -23,7 +23,7 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from penstock.address import is_loopback
+from penstock.address import check_host, is_loopback
 from penstock.errors import PenstockError
 from penstock.gateway.losses import last_loss
 from penstock.gateway.module import Outlet, Source, options
@@ -43,6 +43,7 @@ class HttpIn(Source):
                         max_requests=64, confirm="published")  # fmt: skip
         if given["token"] is not None and (not isinstance(given["token"], str) or not given["token"]):
             raise ValueError("token is a text that is not empty, or null")
+        check_host(given["host"])
         if given["token"] is None and not is_loopback(given["host"]):
             raise ValueError(f"host {given['host']!r} can be reached from outside: give a token")
         if given["confirm"] not in ("published", "handled"):

@@ -1,0 +1,68 @@
+"""Outage: says once that a store does not answer, with what that means, and once that it does again.
+
+Which of its servers answer is asked in a thread of its own: a server that hangs must not hold up who waits for the
+store. An outage that ends before that is known is not spoken of. One thread calls it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.replica.stream import Blocks
+
+log = logging.getLogger("penstock.replica")
+SLOW_S = 1.5  # a cluster that chooses a leader for less than that is not spoken of
+
+
+class Outage:
+    """``meanwhile`` is the sentence that says what does not happen until the store answers."""
+
+    def __init__(self, blocks: Blocks, meanwhile: str) -> None:
+        self._blocks = blocks
+        self._meanwhile = meanwhile
+        self._since = time.monotonic()
+        self._lock = threading.Lock()
+        self._number = 0  # of the outage
+        self._noted = False
+        self._told = False
+
+    def begin(self) -> None:
+        """Something is asked of the store: from here on counts how long it takes."""
+        self._since = time.monotonic()
+
+    def note(self, problem: Exception) -> None:
+        """It was not done, and is tried again."""
+        if self._noted or time.monotonic() - self._since < SLOW_S:
+            return
+        self._noted = True
+        reason = str(problem).removeprefix(f"{self._blocks.name}: ")
+        telling = threading.Thread(
+            target=self._tell, args=(self._number, reason), name="penstock-replica-reach", daemon=True
+        )
+        try:
+            telling.start()
+        except RuntimeError:  # the system allows no more threads
+            self._noted = False
+
+    def _tell(self, number: int, reason: str) -> None:
+        servers = self._blocks.reach()
+        with self._lock:
+            if number == self._number:
+                log.warning("%s, %s: %s; %s", self._blocks.name, servers, reason, self._meanwhile)
+                self._told = True
+
+    def end(self) -> None:
+        """It was done."""
+        if self._noted and self.drop():
+            log.warning("%s answers again, after %.0f s", self._blocks.name, time.monotonic() - self._since)
+
+    def drop(self) -> bool:
+        """It is not waited for any more: nothing is said from here on. Whether something was."""
+        with self._lock:
+            self._number += 1
+            told, self._noted, self._told = self._told, False, False
+        return told
