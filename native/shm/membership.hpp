@@ -36,6 +36,7 @@ struct Options {
     std::uint32_t metadata_size = not_given;
     bool fixed_size = false;
     bool local = false;
+    bool retirement = false;  // a publisher: track published messages, to report those that all subscribers have released
     std::uint32_t max_publishers = 0, max_subscribers = 0;  // 0: the capacity
     bool history = true;  // a subscriber starts with the channel's history; without one, an unreliable one with what is in the slots
     // A publisher: the history for later members, and its slots. 0 messages: as the channel has it, or none.

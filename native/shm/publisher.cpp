@@ -7,11 +7,11 @@ namespace penstock::shm {
 // How long a publisher waits before it checks for dead members.
 static constexpr std::int64_t patience_ns = 50'000'000;
 
-Publisher::Publisher(const Options &options, bool with_checksums, bool with_retirement)
+Publisher::Publisher(const Options &options, bool with_checksums)
     : member(true, options),
       counters(counters_take("shm", "publisher", options.name)),
       checksums(with_checksums),
-      retirement(with_retirement) {
+      retirement(options.retirement) {
     writer.index = member.index;
     writer.reliable = options.reliable;
     writer.vchan = member.vchan;

@@ -18,14 +18,14 @@ namespace penstock::shm {
 
 class Publisher {
    public:
-    Publisher(const Options &options, bool checksums, bool retirement);
+    Publisher(const Options &options, bool checksums);
     ~Publisher();
 
     Membership member;
     Writer writer;
     Counters *counters;
     const bool checksums;
-    const bool retirement;  // track published messages, to report those that all subscribers have released
+    const bool retirement;
     std::atomic<bool> closed{false};
     std::uint32_t reserved = 0;
     std::uint32_t stranded = 0;  // of those: cancelled, but a view could still write into them

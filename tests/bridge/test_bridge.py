@@ -378,6 +378,14 @@ def test_the_command_fails_when_its_bridge_does() -> None:
         assert code == 1 and "local=True" in text and "Traceback" not in text
 
 
+def test_the_command_tells_what_is_not_carried() -> None:
+    name = f"shm:/untold-{time.time_ns()}"
+    with penstock.publisher(name, metadata_size=8, retirement=True), Command(name) as command:
+        assert command.process.stderr is not None
+        said = [command.process.stderr.readline() for _ in range(2)]
+        assert "cannot hold metadata of messages" in said[0] and "retirement is not carried" in said[1], said
+
+
 class FullSink(penstock.Publisher):
     """Takes two messages, then nothing more until it is closed."""
 

@@ -7,6 +7,9 @@ Rules:
   ordinals, times, virtual channels and properties are the source's, so that a subscriber behind one or several bridges
   can count what was lost before the last link (``gap``) apart from what was lost on it (``overflow``). Shared memory
   and journals number messages themselves; what was lost before them is in this bridge's ``subscriber.ledger``.
+- Retirement is not carried: the bridge releases a message once it was published at the sink. Holding it until readers
+  of the sink have released theirs would take slots of the source, and a stuck reader there would cost messages here. A
+  bridge says so before it carries the first message of a publisher that asked for retirement.
 - The fields of a shared-memory source are known once it has a publisher: a sink in shared memory is opened then. Using
   ``publisher`` earlier opens it with what is known.
 - ``run`` works in the caller's thread until ``close`` is called (by any thread), the source ends or ``count`` messages
@@ -37,6 +40,7 @@ from penstock.errors import ClosedError, InvalidArgument, PenstockError, Refused
 from penstock.topics import is_pattern
 from penstock.types import Schema, Terms
 
+RETIREMENT = "retirement"
 LEAVING = ("tcp", "broker", "nats")  # reaches whose readers may be on another machine
 CLOSE_S = 5.0  # how long `close` waits for a sink that is full
 POLL_S = 0.2  # a close by another thread is noticed within this time
@@ -96,6 +100,7 @@ class Bridge:
         found = _find_channel(source)
         self._waits_for_channel = found is None and addresses.parse(source).scheme == "shm"
         #: The fields of the source's messages that the sink cannot hold; known before the first message is carried.
+        #: ``retirement`` is among them once the source has a publisher that asked for it.
         self.not_held: list[str] = []
         ring = _bridges_back(source, sink)
         if ring:
@@ -146,9 +151,7 @@ class Bridge:
         if found is None:
             return
         self._waits_for_channel = False
-        self.not_held = self._not_held(found)
-        if self.not_held:
-            logger.warning("%r: the sink cannot hold %s of messages: they are lost", self, " and ".join(self.not_held))
+        self._log_losses(self._not_held(found))
         with self._open_lock:
             if self._publisher is None and not self._closing.is_set():
                 self._open_publisher(found)
@@ -156,8 +159,40 @@ class Bridge:
     def _not_held(self, found: Any) -> list[str]:
         """The fields that the sink loses. A type that a schema describes is announced at every sink; all messages get
         the sink's one topic."""
-        lost = _fields_not_held(*self._addresses, found) + ["topic"] * _several(self._topics)
+        lost = _fields_not_held(*self._addresses, found, self._has_retirement()) + ["topic"] * _several(self._topics)
         return [name for name in lost if name != "type" or not self.subscriber.schema]
+
+    def _has_retirement(self) -> bool:
+        with contextlib.suppress(ClosedError):  # by another thread
+            return bool(getattr(self.subscriber, "retirement", False))
+        return False
+
+    def _look_for_retirement(self) -> None:
+        """A publisher that asks for retirement may join at any time: told once, before its first message is carried."""
+        if RETIREMENT not in self.not_held and self._has_retirement():
+            self._log_losses([RETIREMENT])
+
+    def _log_losses(self, lost: list[str]) -> None:
+        """Log those that were not known before."""
+        new = [name for name in lost if name not in self.not_held]
+        self.not_held = [*self.not_held, *new]
+        for said in self._in_words(new):
+            logger.warning("%r: %s", self, said)
+
+    @property
+    def losses(self) -> list[str]:
+        """What ``not_held`` means, in sentences."""
+        return self._in_words(self.not_held)
+
+    def _in_words(self, lost: list[str]) -> list[str]:
+        fields = [name for name in lost if name != RETIREMENT]
+        said = [f"{self.sink} cannot hold {' and '.join(fields)} of messages: they end here"] if fields else []
+        if RETIREMENT in lost:
+            said.append(
+                f"retirement is not carried: publishers of {self.source} are told when this bridge has released a "
+                f"message, not when readers of {self.sink} have"
+            )
+        return said
 
     # -- working
 
@@ -174,6 +209,7 @@ class Bridge:
                 break
             if self._waits_for_channel:
                 self._open_sink_when_known()
+            self._look_for_retirement()
             if not len(batch):
                 continue
             if not carried:  # a channel that had no publisher at first is known to be local only now
@@ -354,9 +390,9 @@ def _find_channel(source: str) -> Any:
     return next((channel for channel in shm.channels() if channel.name == wanted and channel.publishers), None)
 
 
-def _fields_not_held(source: str, sink: str, channel: Any) -> list[str]:
+def _fields_not_held(source: str, sink: str, channel: Any, retirement: bool) -> list[str]:
     has = {} if channel is None else {"metadata": channel.metadata_size, "type": channel.type}
-    brings = [name for name, there in has.items() if there]
+    brings = [name for name, there in {**has, RETIREMENT: retirement}.items() if there]
     found = not_held(addresses.parse(source).scheme, addresses.parse(sink).scheme, brings)
     there = _find_channel(sink)
     if channel is not None and there is not None and there.metadata_size < channel.metadata_size:
