@@ -146,6 +146,19 @@ def test_local_channels_stay_on_the_machine() -> None:
         assert bridge.ledger.delivered == 0
 
 
+def test_a_local_channel_stays_on_the_machine_with_its_past(tmp_path: Path) -> None:
+    source = f"shm:/local-{time.time_ns()}"
+    past = f"{source}?start=first&durable={tmp_path}/kept"
+    with penstock.publisher(source, local=True, durable=tmp_path / "kept") as secret:
+        secret.publish(b"x")
+        for address in (f"{source}?start=first", past):
+            with pytest.raises(penstock.RefusedError, match="local=True"):
+                Bridge(address, "tcp://127.0.0.1:0")
+    with Bridge(past, "tcp://127.0.0.1:0") as bridge, penstock.publisher(source, local=True, durable=tmp_path / "kept"):
+        with pytest.raises(penstock.RefusedError, match="local=True"):
+            bridge.run(1)
+
+
 @pytest.mark.parametrize("bad", ["x = 1", "1", "1 = nonsense", "1 = 2\n1 = 3", "-1 = 2"])
 def test_bad_maps_name_the_line(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "map"

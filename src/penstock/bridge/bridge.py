@@ -123,7 +123,7 @@ class Bridge:
             )
             self.not_held = self._not_held(found)
             self._leaves_machine = any(addresses.parse(to).scheme in LEAVING for to in (sink, *others))
-            self._refuse_local()
+            self._refuse_local(found)
             self._stack = opened.pop_all()
 
     # -- the sink
@@ -213,7 +213,7 @@ class Bridge:
             if not len(batch):
                 continue
             if not carried:  # a channel that had no publisher at first is known to be local only now
-                self._refuse_local()
+                self._refuse_local(_find_channel(self._addresses[0]))
             self._record_latency(batch)
             try:
                 if carrier is None:
@@ -234,8 +234,10 @@ class Bridge:
             self._thread.start()
         return self
 
-    def _refuse_local(self) -> None:
-        if self._leaves_machine and getattr(self.subscriber, "local", False):
+    def _refuse_local(self, found: Any) -> None:
+        # What is kept on disk of a channel (start=) is read there: such a subscriber does not know the channel.
+        local = getattr(self.subscriber, "local", False) or (found is not None and found.local)
+        if self._leaves_machine and local:
             raise RefusedError(f"{self.source} was opened with local=True: it is not carried to {self.sink}")
 
     def _announce_schema(self) -> None:
