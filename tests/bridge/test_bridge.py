@@ -154,9 +154,12 @@ def test_a_local_channel_stays_on_the_machine_with_its_past(tmp_path: Path) -> N
         for address in (f"{source}?start=first", past):
             with pytest.raises(penstock.RefusedError, match="local=True"):
                 Bridge(address, "tcp://127.0.0.1:0")
-    with Bridge(past, "tcp://127.0.0.1:0") as bridge, penstock.publisher(source, local=True, durable=tmp_path / "kept"):
-        with pytest.raises(penstock.RefusedError, match="local=True"):
-            bridge.run(1)
+    with (
+        Bridge(past, "tcp://127.0.0.1:0") as bridge,
+        penstock.publisher(source, local=True, durable=tmp_path / "kept"),
+        pytest.raises(penstock.RefusedError, match="local=True"),
+    ):
+        bridge.run(1)
 
 
 @pytest.mark.parametrize("bad", ["x = 1", "1", "1 = nonsense", "1 = 2\n1 = 3", "-1 = 2"])
@@ -518,6 +521,21 @@ def test_what_the_sink_cannot_hold_is_told_at_start_or_refused() -> None:
         camera.publish(b"x", metadata=b"12345678")
         cut.run(1)
         assert cut.ledger.dropped == {"refused": 1} and cut.ledger.delivered == 0
+
+
+def test_what_a_sink_of_the_map_cannot_hold_is_told_too() -> None:
+    here, there = f"/here-{time.time_ns()}", f"/there-{time.time_ns()}"
+    aside, alike = "tcp://127.0.0.1:0", f"shm:/alike-{time.time_ns()}"
+    with (
+        shm.Publisher(f"{here}/1", mux=here, vchan_id=1, metadata_size=8) as one,
+        Bridge(f"shm:{here}", f"shm:{there}", names={}, vchans={1: alike, 2: aside}) as bridge,
+        penstock.subscriber(alike) as viewer,
+    ):
+        assert bridge.not_held == ["metadata"]
+        assert bridge.losses == [f"{aside} cannot hold metadata of messages: they end here"]
+        one.publish(b"x", metadata=b"12345678")
+        assert bridge.run(1) == 1
+        assert viewer.receive(LONG).metadata == b"12345678"
 
 
 def test_a_type_that_is_described_is_held_everywhere() -> None:

@@ -99,9 +99,7 @@ class Bridge:
                 _refuse_loop(source, target, self._topics)
         found = _find_channel(source)
         self._waits_for_channel = found is None and addresses.parse(source).scheme == "shm"
-        #: The fields of the source's messages that the sink cannot hold; known before the first message is carried.
-        #: ``retirement`` is among them once the source has a publisher that asked for it.
-        self.not_held: list[str] = []
+        self._lost: dict[str, list[str]] = {}  # by sink: that of the bridge, those of its map
         ring = _bridges_back(source, sink)
         if ring:
             logger.warning("%r forms a loop with %s: messages will circulate for ever", self, ", ".join(ring))
@@ -117,11 +115,12 @@ class Bridge:
                 self.sink = getattr(self.publisher, "address", self.sink)
             for target in (vchans or {}).values():
                 if isinstance(target, str) and target not in others:
-                    others[target] = opened.enter_context(addresses.publisher(target))
+                    inherited = _inherited_options(found, target)
+                    others[target] = opened.enter_context(addresses.publisher(target, **inherited))
             self.subscriber: Subscriber = opened.enter_context(
                 addresses.subscriber(source, **dict(source_options or {}))
             )
-            self.not_held = self._not_held(found)
+            self._lost = self._losses_at(found)
             self._leaves_machine = any(addresses.parse(to).scheme in LEAVING for to in (sink, *others))
             self._refuse_local(found)
             self._stack = opened.pop_all()
@@ -151,16 +150,35 @@ class Bridge:
         if found is None:
             return
         self._waits_for_channel = False
-        self._log_losses(self._not_held(found))
+        self._log_losses(self._losses_at(found))
         with self._open_lock:
             if self._publisher is None and not self._closing.is_set():
                 self._open_publisher(found)
 
-    def _not_held(self, found: Any) -> list[str]:
-        """The fields that the sink loses. A type that a schema describes is announced at every sink; all messages get
-        the sink's one topic."""
-        lost = _fields_not_held(*self._addresses, found, self._has_retirement()) + ["topic"] * _several(self._topics)
-        return [name for name in lost if name != "type" or not self.subscriber.schema]
+    # -- what is lost
+
+    @property
+    def not_held(self) -> list[str]:
+        """The fields of the source's messages that a sink cannot hold; known before the first message is carried.
+
+        ``retirement`` is among them once the source has a publisher that asked for it.
+        """
+        return list(dict.fromkeys(name for lost in self._lost.values() for name in lost))
+
+    @property
+    def losses(self) -> list[str]:
+        """What ``not_held`` means, in sentences."""
+        return self._in_words(self._lost)
+
+    def _losses_at(self, found: Any) -> dict[str, list[str]]:
+        """The fields that each sink loses. A type that a schema describes is announced at the bridge's own, whose one
+        topic all messages get."""
+        source, sink = self._addresses
+        lost = _fields_not_held(source, sink, found) + [RETIREMENT] * self._has_retirement()
+        lost += ["topic"] * _several(self._topics)
+        here = [name for name in lost if name != "type" or not self.subscriber.schema]
+        mapped = {addresses.without_secrets(to): _fields_not_held(source, to, found) for to in self.others}
+        return {**mapped, self.sink: here}
 
     def _has_retirement(self) -> bool:
         with contextlib.suppress(ClosedError):  # by another thread
@@ -170,24 +188,24 @@ class Bridge:
     def _look_for_retirement(self) -> None:
         """A publisher that asks for retirement may join at any time: told once, before its first message is carried."""
         if RETIREMENT not in self.not_held and self._has_retirement():
-            self._log_losses([RETIREMENT])
+            self._log_losses({self.sink: [RETIREMENT]})
 
-    def _log_losses(self, lost: list[str]) -> None:
+    def _log_losses(self, lost: dict[str, list[str]]) -> None:
         """Log those that were not known before."""
-        new = [name for name in lost if name not in self.not_held]
-        self.not_held = [*self.not_held, *new]
+        known = self._lost
+        new = {place: [name for name in names if name not in known.get(place, ())] for place, names in lost.items()}
+        self._lost = {**known, **{place: [*known.get(place, ()), *names] for place, names in new.items()}}
         for said in self._in_words(new):
             logger.warning("%r: %s", self, said)
 
-    @property
-    def losses(self) -> list[str]:
-        """What ``not_held`` means, in sentences."""
-        return self._in_words(self.not_held)
-
-    def _in_words(self, lost: list[str]) -> list[str]:
-        fields = [name for name in lost if name != RETIREMENT]
-        said = [f"{self.sink} cannot hold {' and '.join(fields)} of messages: they end here"] if fields else []
-        if RETIREMENT in lost:
+    def _in_words(self, lost: dict[str, list[str]]) -> list[str]:
+        fields = {place: [name for name in names if name != RETIREMENT] for place, names in lost.items()}
+        said = [
+            f"{place} cannot hold {' and '.join(names)} of messages: they end here"
+            for place, names in fields.items()
+            if names
+        ]
+        if RETIREMENT in lost.get(self.sink, ()):
             said.append(
                 f"retirement is not carried: publishers of {self.source} are told when this bridge has released a "
                 f"message, not when readers of {self.sink} have"
@@ -392,9 +410,9 @@ def _find_channel(source: str) -> Any:
     return next((channel for channel in shm.channels() if channel.name == wanted and channel.publishers), None)
 
 
-def _fields_not_held(source: str, sink: str, channel: Any, retirement: bool) -> list[str]:
+def _fields_not_held(source: str, sink: str, channel: Any) -> list[str]:
     has = {} if channel is None else {"metadata": channel.metadata_size, "type": channel.type}
-    brings = [name for name, there in {**has, RETIREMENT: retirement}.items() if there]
+    brings = [name for name, there in has.items() if there]
     found = not_held(addresses.parse(source).scheme, addresses.parse(sink).scheme, brings)
     there = _find_channel(sink)
     if channel is not None and there is not None and there.metadata_size < channel.metadata_size:
