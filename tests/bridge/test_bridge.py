@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -536,6 +537,35 @@ def test_what_a_sink_of_the_map_cannot_hold_is_told_too() -> None:
         one.publish(b"x", metadata=b"12345678")
         assert bridge.run(1) == 1
         assert viewer.receive(LONG).metadata == b"12345678"
+
+
+def test_virtual_channels_that_become_one_are_told() -> None:
+    here = f"/here-{time.time_ns()}"
+    with shm.Publisher(f"{here}/1", mux=here, vchan_id=1):
+        for sink, names, lost in (
+            ("bus:one", None, ["virtual channel"]),
+            (f"shm:{here}-one", None, ["virtual channel"]),
+            (f"shm:{here}-many", {1: f"{here}/there"}, []),
+            ("tcp://127.0.0.1:0", None, []),
+        ):
+            with Bridge(f"shm:{here}", sink, names=names) as bridge:
+                assert bridge.not_held == lost
+        with Bridge(f"shm:{here}/1?mux={here}", "bus:one") as bridge:
+            assert bridge.not_held == [], "it is one channel"
+
+
+@pytest.mark.parametrize("first", ["camera", "bridge"])
+def test_a_sink_that_keeps_its_messages_on_disk_holds_no_metadata(tmp_path: Path, first: str) -> None:
+    here, there = f"/here-{time.time_ns()}", f"shm:/there-{time.time_ns()}?durable={tmp_path}/kept"
+    with contextlib.ExitStack() as stack:
+        if first == "camera":
+            camera = stack.enter_context(shm.Publisher(here, metadata_size=8))
+        bridge = stack.enter_context(Bridge(f"shm:{here}", there))
+        if first == "bridge":
+            camera = stack.enter_context(shm.Publisher(here, metadata_size=8))
+        camera.publish(b"x", metadata=b"12345678")
+        assert bridge.run(1) == 1
+        assert bridge.not_held == ["metadata"] and bridge.ledger.delivered == 1
 
 
 def test_a_type_that_is_described_is_held_everywhere() -> None:

@@ -29,6 +29,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from penstock import address as addresses
@@ -136,7 +137,7 @@ class Bridge:
     def _open_publisher(self, found: Any) -> Publisher:
         names, options = self._open_options
         sink = self._addresses[1]
-        self._publisher = _open_sink(sink, names, {**_inherited_options(found, sink), **options})
+        self._publisher = _open_sink(sink, names, {**_inherited_options(found, sink, options), **options})
         return self._publisher
 
     def _close_publisher(self) -> None:
@@ -150,10 +151,10 @@ class Bridge:
         if found is None:
             return
         self._waits_for_channel = False
-        self._log_losses(self._losses_at(found))
         with self._open_lock:
             if self._publisher is None and not self._closing.is_set():
                 self._open_publisher(found)
+        self._log_losses(self._losses_at(found))
 
     # -- what is lost
 
@@ -175,10 +176,13 @@ class Bridge:
         topic all messages get."""
         source, sink = self._addresses
         lost = _fields_not_held(source, sink, found) + [RETIREMENT] * self._has_retirement()
+        if "virtual channel" in lost and self._open_options[0] is not None:
+            lost.remove("virtual channel")  # the sink is a multiplexer
         lost += ["topic"] * _several(self._topics)
         here = [name for name in lost if name != "type" or not self.subscriber.schema]
         mapped = {addresses.without_secrets(to): _fields_not_held(source, to, found) for to in self.others}
-        return {**mapped, self.sink: here}
+        named = {to: [name for name in names if name != "virtual channel"] for to, names in mapped.items()}
+        return {**named, self.sink: here}
 
     def _has_retirement(self) -> bool:
         with contextlib.suppress(ClosedError):  # by another thread
@@ -411,22 +415,26 @@ def _find_channel(source: str) -> Any:
 
 
 def _fields_not_held(source: str, sink: str, channel: Any) -> list[str]:
+    parts = addresses.parse(source)
     has = {} if channel is None else {"metadata": channel.metadata_size, "type": channel.type}
+    if channel is not None and channel.mux and "mux" not in parts.options:
+        has["virtual channel"] = True
     brings = [name for name, there in has.items() if there]
-    found = not_held(addresses.parse(source).scheme, addresses.parse(sink).scheme, brings)
+    found = not_held(parts.scheme, addresses.parse(sink).scheme, brings)
     there = _find_channel(sink)
     if channel is not None and there is not None and there.metadata_size < channel.metadata_size:
         found = sorted({*found, "metadata"})  # messages that bring it are refused there
     return found
 
 
-def _inherited_options(channel: Any, sink: str) -> dict[str, Any]:
+def _inherited_options(channel: Any, sink: str, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """The options that a new shared-memory sink takes from the source's channel; its own address has precedence."""
     parts = addresses.parse(sink)
     if channel is None or parts.scheme != "shm" or _find_channel(sink) is not None:
         return {}
     taken = {
-        "type": channel.type, "slot_size": channel.slot_size, "metadata_size": channel.metadata_size,
+        "type": channel.type, "slot_size": channel.slot_size,
+        "metadata_size": 0 if "durable" in {*parts.options, *given} else channel.metadata_size,  # not kept on disk
         "local": channel.local,  # or the next bridge would carry it off this machine
     }  # fmt: skip
     return {name: value for name, value in taken.items() if value and name not in parts.options}
