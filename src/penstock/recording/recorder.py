@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock import _core
 from penstock.address import parse, without_secrets
-from penstock.carry import HOLDS, in_parts, time_of
+from penstock.carry import HOLDS, in_parts, not_held_of, time_of
 from penstock.errors import CapacityError, PenstockError, RefusedError, describe
 from penstock.journal import Entry
 from penstock.recording.feed import Direct, feed_of
@@ -326,7 +326,9 @@ class Recorder:
                 break
             if not source.begun:
                 source.begun = True
-                _tell_not_held(source, batch[0])
+                if lost := not_held_of(batch[0], HOLDS["journal"]):
+                    said = "%s: a recording cannot hold %s of messages: they end here"
+                    logger.warning(said, source.address, " and ".join(lost))
             entries = [_entry(source.topic, message, copy=not armed) for message in batch]
             times = [entry.timestamp_ns or 0 for entry in entries]
             source.oldest_ns = source.oldest_ns if count else min(times)
@@ -499,15 +501,6 @@ def _not_reached_yet(source: Source) -> str:
         source.unreached = ""
         return ""
     return f"not reached yet: {source.unreached}"
-
-
-def _tell_not_held(source: Source, first: Message) -> None:
-    """What a journal has no place for ends here. The first message shows it: all messages of a channel have it, or
-    none."""
-    brings = {"metadata": first.metadata, "virtual channel": first.vchan_id}
-    lost = [name for name, there in brings.items() if there is not None and name not in HOLDS["journal"]]
-    if lost:
-        logger.warning("%s: a recording cannot hold %s of messages: they end here", source.address, " and ".join(lost))
 
 
 def _entry(topic: str, message: Message, copy: bool = False) -> Entry:
