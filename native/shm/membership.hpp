@@ -193,7 +193,7 @@ struct ChannelView {
     std::uint32_t free_slots = 0, owned_slots = 0, live_slots = 0, held_slots = 0;
     std::int64_t last_ns = 0;  // when the last message was published
     std::vector<MemberView> members;
-    std::vector<std::pair<std::int32_t, std::string>> vchans;
+    std::vector<std::pair<std::int32_t, std::string>> vchans, vchan_types;  // by id; those with a type
 };
 std::vector<ChannelView> list_channels();
 // What describes the type of a channel, every version, a line each; empty if nobody has said it, or there is no channel.

@@ -554,6 +554,39 @@ def test_virtual_channels_that_become_one_are_told() -> None:
             assert bridge.not_held == [], "it is one channel"
 
 
+def test_the_type_of_a_virtual_channel_is_carried_or_told() -> None:
+    mux = f"/mux-{time.time_ns()}"
+    source = f"shm:{mux}/1?mux={mux}"
+    with shm.Publisher(f"{mux}/2", mux=mux), Bridge(source, "bus:first") as first:  # a sibling says nothing of it
+        with (
+            shm.Publisher(f"{mux}/1", mux=mux, type="image") as camera,
+            Bridge(source, f"shm:{mux}-copy") as copying,
+            Bridge(source, f"shm:{mux}-there/1?mux={mux}-there") as virtually,
+            Bridge(source, "bus:one") as plainly,
+            Bridge(f"shm:{mux}", "bus:all") as all_of_them,
+            shm.Subscriber(f"{mux}-copy", type="image"),
+            shm.Subscriber(f"{mux}-there/1", mux=f"{mux}-there", type="image"),
+        ):
+            assert copying.not_held == virtually.not_held == [] and plainly.not_held == ["type"]
+            assert all_of_them.not_held == ["type", "virtual channel"]
+            camera.publish(b"x")
+            assert first.run(1) == 1
+        assert first.not_held == ["type"]
+
+
+def test_a_sink_that_is_there_takes_the_type_or_it_is_told() -> None:
+    name = f"/typed-{time.time_ns()}"
+    with (
+        shm.Publisher(name, type="image"),
+        shm.Publisher(f"{name}-bare"),
+        shm.Publisher(f"{name}-other", type="sound"),
+        Bridge(f"shm:{name}", f"shm:{name}-bare") as into_bare,
+        Bridge(f"shm:{name}", f"shm:{name}-other") as into_other,
+        shm.Subscriber(f"{name}-bare", type="image"),
+    ):
+        assert into_bare.not_held == [] and into_other.not_held == ["type"]
+
+
 @pytest.mark.parametrize("first", ["camera", "bridge"])
 def test_a_sink_that_keeps_its_messages_on_disk_holds_no_metadata(tmp_path: Path, first: str) -> None:
     here, there = f"/here-{time.time_ns()}", f"shm:/there-{time.time_ns()}?durable={tmp_path}/kept"

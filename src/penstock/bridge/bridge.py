@@ -23,6 +23,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import logging
 import threading
@@ -98,7 +99,7 @@ class Bridge:
         for target in (sink, *(vchans or {}).values()):
             if isinstance(target, str):
                 _refuse_loop(source, target, self._topics)
-        found = _find_channel(source)
+        found = _find_source(source)
         self._waits_for_channel = found is None and addresses.parse(source).scheme == "shm"
         self._lost: dict[str, list[str]] = {}  # by sink: that of the bridge, those of its map
         ring = _bridges_back(source, sink)
@@ -132,7 +133,7 @@ class Bridge:
     def publisher(self) -> Publisher:
         """The handle at the sink."""
         with self._open_lock:
-            return self._publisher or self._open_publisher(_find_channel(self._addresses[0]))
+            return self._publisher or self._open_publisher(_find_source(self._addresses[0]))
 
     def _open_publisher(self, found: Any) -> Publisher:
         names, options = self._open_options
@@ -147,7 +148,7 @@ class Bridge:
 
     def _open_sink_when_known(self) -> None:
         """Once the source has its first publisher and the fields of its messages are known: open the sink."""
-        found = _find_channel(self._addresses[0])
+        found = _find_source(self._addresses[0])
         if found is None:
             return
         self._waits_for_channel = False
@@ -414,29 +415,50 @@ def _find_channel(source: str) -> Any:
     return next((channel for channel in shm.channels() if channel.name == wanted and channel.publishers), None)
 
 
+def _find_source(source: str) -> Any:
+    """As ``_find_channel``; of a virtual channel, which has a type of its own, once it has a publisher itself."""
+    channel, parts = _find_channel(source), addresses.parse(source)
+    if channel is None or "mux" not in parts.options:
+        return channel
+    own = {number for number, name in channel.vchans.items() if name == parts.name}
+    there = any(member.vchan_id in own for member in channel.publishers)
+    return dataclasses.replace(channel, type=_type_of(channel, parts)) if there else None
+
+
+def _type_of(channel: Any, place: addresses.Address) -> str:
+    """The name of the type of a channel, or of a virtual channel."""
+    own = (channel.vchan_types.get(number, "") for number, name in channel.vchans.items() if name == place.name)
+    return str(next(own, "") if "mux" in place.options else channel.type)
+
+
 def _fields_not_held(source: str, sink: str, channel: Any) -> list[str]:
-    parts = addresses.parse(source)
-    has = {} if channel is None else {"metadata": channel.metadata_size, "type": channel.type}
-    if channel is not None and channel.mux and "mux" not in parts.options:
-        has["virtual channel"] = True
-    brings = [name for name, there in has.items() if there]
-    found = not_held(parts.scheme, addresses.parse(sink).scheme, brings)
-    there = _find_channel(sink)
-    if channel is not None and there is not None and there.metadata_size < channel.metadata_size:
-        found = sorted({*found, "metadata"})  # messages that bring it are refused there
-    return found
+    parts, place, there = addresses.parse(source), addresses.parse(sink), _find_channel(sink)
+    if channel is None:
+        return not_held(parts.scheme, place.scheme)
+    has = {"metadata": channel.metadata_size, "type": channel.type}
+    if several := channel.mux and "mux" not in parts.options:
+        has |= {"virtual channel": True, "type": bool(channel.vchan_types)}
+    found = set(not_held(parts.scheme, place.scheme, [name for name, brought in has.items() if brought]))
+    if there is not None and there.metadata_size < channel.metadata_size:
+        found.add("metadata")  # messages that bring it are refused there
+    if has["type"] and (several or (there is not None and _type_of(there, place) != channel.type)):
+        found.add("type")
+    return sorted(found)
 
 
 def _inherited_options(channel: Any, sink: str, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """The options that a new shared-memory sink takes from the source's channel; its own address has precedence."""
-    parts = addresses.parse(sink)
-    if channel is None or parts.scheme != "shm" or _find_channel(sink) is not None:
+    """The options that a new shared-memory sink takes from the source's channel; its own address has precedence. One
+    that is there takes a type if it has none."""
+    parts, there = addresses.parse(sink), _find_channel(sink)
+    if channel is None or parts.scheme != "shm":
         return {}
     taken = {
         "type": channel.type, "slot_size": channel.slot_size,
         "metadata_size": 0 if "durable" in {*parts.options, *given} else channel.metadata_size,  # not kept on disk
         "local": channel.local,  # or the next bridge would carry it off this machine
     }  # fmt: skip
+    if there is not None:
+        taken = {} if _type_of(there, parts) else {"type": channel.type}
     return {name: value for name, value in taken.items() if value and name not in parts.options}
 
 
