@@ -175,10 +175,15 @@ bool Publisher::any_retired() {
                        [&](auto &message) { return is_retired(message.first, message.second); });
 }
 
-std::vector<std::uint32_t> Publisher::retired() {
+std::size_t Publisher::count_retired() const {
+    return std::size_t(std::count_if(outstanding_.begin(), outstanding_.end(),
+                                     [&](auto &message) { return is_retired(message.first, message.second); }));
+}
+
+std::vector<std::uint32_t> Publisher::retired(std::size_t most) {
     std::vector<std::uint32_t> slots;
     std::erase_if(outstanding_, [&](auto &message) {
-        if (!is_retired(message.first, message.second)) return false;
+        if (slots.size() >= most || !is_retired(message.first, message.second)) return false;
         slots.push_back(message.second);
         return true;
     });

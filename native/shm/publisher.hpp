@@ -110,8 +110,9 @@ class Publisher {
     std::uint32_t subscribers() const;
     std::uint32_t publishers() const;
 
-    // Slots whose message was released by all subscribers since the last call.
-    std::vector<std::uint32_t> retired();
+    // Slots whose message was released by all subscribers since the last call; those beyond `most` are left for the next.
+    std::vector<std::uint32_t> retired(std::size_t most = SIZE_MAX);
+    std::size_t count_retired() const;
     bool any_retired();
     Woken wait_retired(std::int64_t deadline_ns);
 

@@ -328,12 +328,13 @@ int penstock_shm_activate(penstock_shm_publisher *publisher) {
 int penstock_shm_retired(penstock_shm_publisher *publisher, double timeout_s, uint32_t *slots, size_t room) {
     return guarded([&] {
         check(publisher);
+        if (room) need(slots, "the room for slots");
         if (!publisher->handle.retirement) throw Error(Fault::state, "open the publisher with retirement");
         if (std::int64_t deadline = deadline_of(timeout_s))
             persist([&] { return publisher->handle.wait_retired(deadline); });
-        std::vector<std::uint32_t> released = publisher->handle.retired();
-        std::copy_n(released.begin(), std::min(room, released.size()), slots);
-        return int(released.size());
+        std::vector<std::uint32_t> released = publisher->handle.retired(room);
+        std::copy(released.begin(), released.end(), slots);
+        return int(released.size() + publisher->handle.count_retired());
     });
 }
 
