@@ -242,8 +242,9 @@ static nb::list channels() {
         nb::dict entry;
         nb::list members;
         for (const auto &member : view.members) members.append(member_dictionary(member));
-        nb::dict vchans;
+        nb::dict vchans, vchan_types;
         for (const auto &[id, name] : view.vchans) vchans[nb::int_(id)] = readable_text(name);
+        for (const auto &[id, type] : view.vchan_types) vchan_types[nb::int_(id)] = readable_text(type);
         entry["name"] = readable_text(view.name);
         entry["type"] = readable_text(view.type);
         entry["problem"] = readable_text(view.problem);
@@ -266,6 +267,7 @@ static nb::list channels() {
         entry["last_ns"] = view.last_ns;
         entry["members"] = members;
         entry["vchans"] = vchans;
+        entry["vchan_types"] = vchan_types;
         all.append(entry);
     }
     return all;

@@ -131,10 +131,10 @@ int publisher_init(PyObject *object, PyObject *arguments, PyObject *names) {
     if (self->handle) return raise_error("StateError", "this publisher is open"), -1;
     if (PyTuple_GET_SIZE(arguments) || !names) return PyErr_Format(PyExc_TypeError, "options are given by name"), -1;
     Options options;
-    bool checksums = false, retirement = false;
+    bool checksums = false;
     long long spin_us = 0;
     if (!read_options(names, options) || !read_bool(names, "checksum", checksums) ||
-        !read_bool(names, "retirement", retirement) || !read_number(names, "spin_us", 0, 1'000'000'000, spin_us))
+        !read_bool(names, "retirement", options.retirement) || !read_number(names, "spin_us", 0, 1'000'000'000, spin_us))
         return -1;
     self->spin_ns = spin_us * 1000;
     self->timeout_ns = -1;
@@ -143,7 +143,7 @@ int publisher_init(PyObject *object, PyObject *arguments, PyObject *names) {
     if (!read_timeout(timeout, deadline)) return -1;
     if (deadline >= 0) self->timeout_ns = deadline ? std::int64_t(PyFloat_AsDouble(timeout) * 1e9) : 0;
     try {
-        self->handle = without_gil([&] { return new Publisher(options, checksums, retirement); });
+        self->handle = without_gil([&] { return new Publisher(options, checksums); });
     } catch (...) {
         raise_current();
         return -1;

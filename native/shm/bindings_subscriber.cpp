@@ -81,6 +81,9 @@ PyObject *get_local(PyObject *object, void *) {
     return read_property<SubscriberObject>(
         object, [](auto &h) { return PyBool_FromLong(h.member.channel.header->flags.load() & channel_local); });
 }
+PyObject *get_retirement(PyObject *object, void *) {
+    return read_property<SubscriberObject>(object, [](auto &h) { return PyBool_FromLong(h.retirement()); });
+}
 PyObject *get_type(PyObject *object, void *) {
     return read_property<SubscriberObject>(object, [](auto &h) {
         std::string type = h.member.type();
@@ -162,6 +165,8 @@ PyGetSetDef getset[] = {
     {"slots", get_slots, nullptr, "Number of slots; 0 before the first publisher.", nullptr},
     {"slot_size", get_slot_size, nullptr, "Bytes a slot has now; 0 before the first publisher.", nullptr},
     {"local", get_local, nullptr, "Whether the channel is not to leave this machine; False before the first publisher.", nullptr},
+    {"retirement", get_retirement, nullptr,
+     "Whether a publisher was opened with retirement: it is told when its messages are released.", nullptr},
     {"type", get_type, nullptr, "Name of the type that the channel carries; empty where none was given.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 

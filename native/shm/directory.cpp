@@ -163,9 +163,12 @@ void view_vchans(const std::string &name, ChannelView &view, const Header &heade
         if (!file || file_size(file) != sizeof(Vchan) * max_vchans) return;
         Mapping memory(file.get(), sizeof(Vchan) * max_vchans, false);
         auto *vchans = reinterpret_cast<Vchan *>(memory.data());
-        for (std::uint32_t id = 0; id < max_vchans; ++id)
-            if (vchans[id].used.load())
-                view.vchans.emplace_back(id, read_text(vchans[id].name, sizeof vchans[id].name));
+        for (std::uint32_t id = 0; id < max_vchans; ++id) {
+            if (!vchans[id].used.load()) continue;
+            view.vchans.emplace_back(id, read_text(vchans[id].name, sizeof vchans[id].name));
+            std::string type = read_text(vchans[id].type, sizeof vchans[id].type);
+            if (!type.empty()) view.vchan_types.emplace_back(id, type);
+        }
     } catch (const Error &error) {
         view.problem = error.what();
     }

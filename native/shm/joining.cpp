@@ -384,7 +384,8 @@ void Membership::take_place() {
     me.most_held = most_held;
     me.vchan = vchan;
     me.flags = (options.reliable ? member_reliable : 0) | (options.local ? member_local : 0) |
-               (!is_publisher && options.most_held == 0 ? member_default_sure : 0);
+               (!is_publisher && options.most_held == 0 ? member_default_sure : 0) |
+               (is_publisher && options.retirement ? member_retirement : 0);
     me.joined_ns = std::uint64_t(realtime_ns());
     me.count.store(0);
     me.bytes.store(0);

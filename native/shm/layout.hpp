@@ -100,6 +100,7 @@ inline constexpr std::uint32_t member_reliable = 1;
 inline constexpr std::uint32_t member_closing = 2;  // closed, but messages of it are still held
 inline constexpr std::uint32_t member_local = 4;
 inline constexpr std::uint32_t member_default_sure = 8;  // a subscriber opened without max_active_messages
+inline constexpr std::uint32_t member_retirement = 16;   // a publisher that asks which messages all have released
 
 // Bits of Member::sleep
 inline constexpr std::uint64_t asleep = 1;

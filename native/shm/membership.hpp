@@ -36,6 +36,7 @@ struct Options {
     std::uint32_t metadata_size = not_given;
     bool fixed_size = false;
     bool local = false;
+    bool retirement = false;  // a publisher: track published messages, to report those that all subscribers have released
     std::uint32_t max_publishers = 0, max_subscribers = 0;  // 0: the capacity
     bool history = true;  // a subscriber starts with the channel's history; without one, an unreliable one with what is in the slots
     // A publisher: the history for later members, and its slots. 0 messages: as the channel has it, or none.
@@ -192,7 +193,7 @@ struct ChannelView {
     std::uint32_t free_slots = 0, owned_slots = 0, live_slots = 0, held_slots = 0;
     std::int64_t last_ns = 0;  // when the last message was published
     std::vector<MemberView> members;
-    std::vector<std::pair<std::int32_t, std::string>> vchans;
+    std::vector<std::pair<std::int32_t, std::string>> vchans, vchan_types;  // by id; those with a type
 };
 std::vector<ChannelView> list_channels();
 // What describes the type of a channel, every version, a line each; empty if nobody has said it, or there is no channel.

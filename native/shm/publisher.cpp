@@ -7,11 +7,11 @@ namespace penstock::shm {
 // How long a publisher waits before it checks for dead members.
 static constexpr std::int64_t patience_ns = 50'000'000;
 
-Publisher::Publisher(const Options &options, bool with_checksums, bool with_retirement)
+Publisher::Publisher(const Options &options, bool with_checksums)
     : member(true, options),
       counters(counters_take("shm", "publisher", options.name)),
       checksums(with_checksums),
-      retirement(with_retirement) {
+      retirement(options.retirement) {
     writer.index = member.index;
     writer.reliable = options.reliable;
     writer.vchan = member.vchan;
@@ -175,10 +175,15 @@ bool Publisher::any_retired() {
                        [&](auto &message) { return is_retired(message.first, message.second); });
 }
 
-std::vector<std::uint32_t> Publisher::retired() {
+std::size_t Publisher::count_retired() const {
+    return std::size_t(std::count_if(outstanding_.begin(), outstanding_.end(),
+                                     [&](auto &message) { return is_retired(message.first, message.second); }));
+}
+
+std::vector<std::uint32_t> Publisher::retired(std::size_t most) {
     std::vector<std::uint32_t> slots;
     std::erase_if(outstanding_, [&](auto &message) {
-        if (!is_retired(message.first, message.second)) return false;
+        if (slots.size() >= most || !is_retired(message.first, message.second)) return false;
         slots.push_back(message.second);
         return true;
     });

@@ -18,14 +18,14 @@ namespace penstock::shm {
 
 class Publisher {
    public:
-    Publisher(const Options &options, bool checksums, bool retirement);
+    Publisher(const Options &options, bool checksums);
     ~Publisher();
 
     Membership member;
     Writer writer;
     Counters *counters;
     const bool checksums;
-    const bool retirement;  // track published messages, to report those that all subscribers have released
+    const bool retirement;
     std::atomic<bool> closed{false};
     std::uint32_t reserved = 0;
     std::uint32_t stranded = 0;  // of those: cancelled, but a view could still write into them
@@ -110,8 +110,9 @@ class Publisher {
     std::uint32_t subscribers() const;
     std::uint32_t publishers() const;
 
-    // Slots whose message was released by all subscribers since the last call.
-    std::vector<std::uint32_t> retired();
+    // Slots whose message was released by all subscribers since the last call; those beyond `most` are left for the next.
+    std::vector<std::uint32_t> retired(std::size_t most = SIZE_MAX);
+    std::size_t count_retired() const;
     bool any_retired();
     Woken wait_retired(std::int64_t deadline_ns);
 

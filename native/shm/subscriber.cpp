@@ -337,6 +337,16 @@ void Subscriber::update_counters(bool alone) {
     counters->lag.set(end > reader.cursor ? end - reader.cursor : 0);
 }
 
+bool Subscriber::retirement() const {
+    const Channel &channel = member.channel;
+    for (std::uint32_t i = 0; i < channel.publisher_capacity; ++i) {
+        const Member &writer = channel.publishers[i];
+        bool is_read = reader.vchan < 0 || reader.vchan == writer.vchan;
+        if (writer.taken.load() && is_read && (writer.flags & member_retirement)) return true;
+    }
+    return false;
+}
+
 std::string Subscriber::why_limit() const {
     return member.describe() + ": this subscriber holds " + std::to_string(reader.held) + " messages and may hold no more (" +
            member.who_holds_what() + "); release some (message.release(), or let them go)" +

@@ -98,6 +98,8 @@ class Subscriber {
     // Updates `matched`: what was published since joining, read or not. `alone`: no thread waits for a message.
     void update_counters(bool alone = false);
     std::uint64_t delivered_past() const { return history_; }
+    // Whether a publisher whose messages it reads asks which of them all have released.
+    bool retirement() const;
     std::string why_limit() const;
 
    private:

@@ -57,7 +57,8 @@ int main() {
         options.name = "/signals";
         options.slots = 8;
         options.reliable = true;
-        Publisher publisher(options, false, true);
+        options.retirement = true;
+        Publisher publisher(options, false);
         int pipes[2];
         if (pipe(pipes) != 0) return 1;
         auto report = [](const char *name, int steps) {

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.channel import Publisher
@@ -25,7 +25,7 @@ from penstock.throttle import Throttle
 if TYPE_CHECKING:
     from penstock._core import Counters, Message
 
-__all__ = ["HOLDS", "REFUSALS", "Carry", "due", "in_parts", "not_held", "time_of", "total_bytes"]
+__all__ = ["HOLDS", "REFUSALS", "Carry", "due", "in_parts", "not_held", "not_held_of", "time_of", "total_bytes"]
 
 Item = TypeVar("Item")
 
@@ -71,6 +71,15 @@ def total_bytes(batch: Any) -> int:
 def not_held(source: str, sink: str, brings: Iterable[str] = ()) -> list[str]:
     """The fields that messages lose from one scheme to another; ``brings`` adds fields the source is known to have."""
     return sorted((BRINGS[source] | set(brings)) - HOLDS[sink])
+
+
+def not_held_of(message: Message[Any], holds: Container[str] = ()) -> list[str]:
+    """The fields that a message has and a reader loses which keeps bytes, properties, time and what ``holds`` names.
+
+    The first message of a shared-memory channel shows it for all: all of them have metadata, or none.
+    """
+    has = {"metadata": message.metadata, "virtual channel": message.vchan_id}
+    return [name for name, value in has.items() if value is not None and name not in holds]
 
 
 def in_parts(

@@ -51,6 +51,11 @@ def open_publisher(
             f"publisher of {address.text!r}: give durable=DIRECTORY, where the messages are kept; durable_wait=, "
             "retain_bytes=, retain_age_s= and segment_bytes= go with it"
         )
+    if live_options.get("metadata_size"):
+        raise InvalidArgument(
+            f"publisher of {address.text!r}: metadata_size= does not go with durable=: the disk keeps properties, no "
+            "metadata"
+        )
     if not isinstance(durable_wait, bool):
         raise InvalidArgument(f"durable_wait={durable_wait!r} must be True or False")
     from penstock.durable_publisher import DurablePublisher, end_forgotten

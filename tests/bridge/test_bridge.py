@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -144,6 +145,22 @@ def test_local_channels_stay_on_the_machine() -> None:
         with pytest.raises(penstock.RefusedError, match="local=True"):
             bridge.run(1)
         assert bridge.ledger.delivered == 0
+
+
+def test_a_local_channel_stays_on_the_machine_with_its_past(tmp_path: Path) -> None:
+    source = f"shm:/local-{time.time_ns()}"
+    past = f"{source}?start=first&durable={tmp_path}/kept"
+    with penstock.publisher(source, local=True, durable=tmp_path / "kept") as secret:
+        secret.publish(b"x")
+        for address in (f"{source}?start=first", past):
+            with pytest.raises(penstock.RefusedError, match="local=True"):
+                Bridge(address, "tcp://127.0.0.1:0")
+    with (
+        Bridge(past, "tcp://127.0.0.1:0") as bridge,
+        penstock.publisher(source, local=True, durable=tmp_path / "kept"),
+        pytest.raises(penstock.RefusedError, match="local=True"),
+    ):
+        bridge.run(1)
 
 
 @pytest.mark.parametrize("bad", ["x = 1", "1", "1 = nonsense", "1 = 2\n1 = 3", "-1 = 2"])
@@ -378,6 +395,14 @@ def test_the_command_fails_when_its_bridge_does() -> None:
         assert code == 1 and "local=True" in text and "Traceback" not in text
 
 
+def test_the_command_tells_what_is_not_carried() -> None:
+    name = f"shm:/untold-{time.time_ns()}"
+    with penstock.publisher(name, metadata_size=8, retirement=True), Command(name) as command:
+        assert command.process.stderr is not None
+        said = [command.process.stderr.readline() for _ in range(2)]
+        assert "cannot hold metadata of messages" in said[0] and "retirement is not carried" in said[1], said
+
+
 class FullSink(penstock.Publisher):
     """Takes two messages, then nothing more until it is closed."""
 
@@ -497,6 +522,83 @@ def test_what_the_sink_cannot_hold_is_told_at_start_or_refused() -> None:
         camera.publish(b"x", metadata=b"12345678")
         cut.run(1)
         assert cut.ledger.dropped == {"refused": 1} and cut.ledger.delivered == 0
+
+
+def test_what_a_sink_of_the_map_cannot_hold_is_told_too() -> None:
+    here, there = f"/here-{time.time_ns()}", f"/there-{time.time_ns()}"
+    aside, alike = "tcp://127.0.0.1:0", f"shm:/alike-{time.time_ns()}"
+    with (
+        shm.Publisher(f"{here}/1", mux=here, vchan_id=1, metadata_size=8) as one,
+        Bridge(f"shm:{here}", f"shm:{there}", names={}, vchans={1: alike, 2: aside}) as bridge,
+        penstock.subscriber(alike) as viewer,
+    ):
+        assert bridge.not_held == ["metadata"]
+        assert bridge.losses == [f"{aside} cannot hold metadata of messages: they end here"]
+        one.publish(b"x", metadata=b"12345678")
+        assert bridge.run(1) == 1
+        assert viewer.receive(LONG).metadata == b"12345678"
+
+
+def test_virtual_channels_that_become_one_are_told() -> None:
+    here = f"/here-{time.time_ns()}"
+    with shm.Publisher(f"{here}/1", mux=here, vchan_id=1):
+        for sink, names, lost in (
+            ("bus:one", None, ["virtual channel"]),
+            (f"shm:{here}-one", None, ["virtual channel"]),
+            (f"shm:{here}-many", {1: f"{here}/there"}, []),
+            ("tcp://127.0.0.1:0", None, []),
+        ):
+            with Bridge(f"shm:{here}", sink, names=names) as bridge:
+                assert bridge.not_held == lost
+        with Bridge(f"shm:{here}/1?mux={here}", "bus:one") as bridge:
+            assert bridge.not_held == [], "it is one channel"
+
+
+def test_the_type_of_a_virtual_channel_is_carried_or_told() -> None:
+    mux = f"/mux-{time.time_ns()}"
+    source = f"shm:{mux}/1?mux={mux}"
+    with shm.Publisher(f"{mux}/2", mux=mux), Bridge(source, "bus:first") as first:  # a sibling says nothing of it
+        with (
+            shm.Publisher(f"{mux}/1", mux=mux, type="image") as camera,
+            Bridge(source, f"shm:{mux}-copy") as copying,
+            Bridge(source, f"shm:{mux}-there/1?mux={mux}-there") as virtually,
+            Bridge(source, "bus:one") as plainly,
+            Bridge(f"shm:{mux}", "bus:all") as all_of_them,
+            shm.Subscriber(f"{mux}-copy", type="image"),
+            shm.Subscriber(f"{mux}-there/1", mux=f"{mux}-there", type="image"),
+        ):
+            assert copying.not_held == virtually.not_held == [] and plainly.not_held == ["type"]
+            assert all_of_them.not_held == ["type", "virtual channel"]
+            camera.publish(b"x")
+            assert first.run(1) == 1
+        assert first.not_held == ["type"]
+
+
+def test_a_sink_that_is_there_takes_the_type_or_it_is_told() -> None:
+    name = f"/typed-{time.time_ns()}"
+    with (
+        shm.Publisher(name, type="image"),
+        shm.Publisher(f"{name}-bare"),
+        shm.Publisher(f"{name}-other", type="sound"),
+        Bridge(f"shm:{name}", f"shm:{name}-bare") as into_bare,
+        Bridge(f"shm:{name}", f"shm:{name}-other") as into_other,
+        shm.Subscriber(f"{name}-bare", type="image"),
+    ):
+        assert into_bare.not_held == [] and into_other.not_held == ["type"]
+
+
+@pytest.mark.parametrize("first", ["camera", "bridge"])
+def test_a_sink_that_keeps_its_messages_on_disk_holds_no_metadata(tmp_path: Path, first: str) -> None:
+    here, there = f"/here-{time.time_ns()}", f"shm:/there-{time.time_ns()}?durable={tmp_path}/kept"
+    with contextlib.ExitStack() as stack:
+        if first == "camera":
+            camera = stack.enter_context(shm.Publisher(here, metadata_size=8))
+        bridge = stack.enter_context(Bridge(f"shm:{here}", there))
+        if first == "bridge":
+            camera = stack.enter_context(shm.Publisher(here, metadata_size=8))
+        camera.publish(b"x", metadata=b"12345678")
+        assert bridge.run(1) == 1
+        assert bridge.not_held == ["metadata"] and bridge.ledger.delivered == 1
 
 
 def test_a_type_that_is_described_is_held_everywhere() -> None:

@@ -53,6 +53,19 @@ def test_what_goes_out_over_a_channel_comes_back_the_same(gateway: Gateway, reac
     assert [m.channel for m in sink.messages] == [address] * len(MESSAGES)
 
 
+def test_that_modules_do_not_see_metadata_is_told_once(
+    gateway: Gateway, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = address_of("shm", tmp_path)
+    with penstock.publisher(address, metadata_size=8) as camera:
+        gateway.add_link(address, "sink")
+        for _ in range(2):
+            camera.publish(b"x", metadata=b"12345678")  # type: ignore[call-arg]
+        sink = gateway.module("sink")
+        eventually(lambda: len(sink.got) == 2)
+    assert caplog.text.count(f"{address}: modules do not see metadata of messages") == 1
+
+
 def test_over_tcp(gateway: Gateway) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -297,6 +297,12 @@ def test_shm_a_durable_channel_has_one_publisher(tmp_path: Path) -> None:
         penstock.publisher(f"shm:/{unique()}", durable=tmp_path / "a", max_publishers=2)
 
 
+def test_shm_metadata_is_not_kept_on_disk(tmp_path: Path) -> None:
+    with pytest.raises(penstock.InvalidArgument, match="metadata_size= does not go with durable="):
+        penstock.publisher(f"shm:/{unique()}", durable=tmp_path / "a", metadata_size=8)
+    assert not (tmp_path / "a").exists()
+
+
 def test_bus_the_next_publisher_continues_with_what_was_not_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -98,6 +98,28 @@ def test_what_was_published_before_the_stop_is_stored(tmp_path: Path) -> None:
     assert [int(body) for body in bodies(tmp_path / "rec", "t")] == list(range(3000))
 
 
+def test_what_a_recording_cannot_hold_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole, plain, virtual = channel(), channel(), channel()
+    mux = virtual.removeprefix("shm:")
+    plan = Plan(tmp_path / "rec", {whole: "whole", plain: "plain", virtual: "virtual"})
+    with (
+        penstock.publisher(whole, metadata_size=8) as first,
+        penstock.publisher(plain) as second,
+        penstock.publisher(f"{virtual}-one", mux=mux) as third,
+        Recorder(plan) as recorder,
+    ):
+        for _ in range(2):
+            first.publish(b"x", metadata=b"12345678")  # type: ignore[call-arg]
+            second.publish(b"y")
+            third.publish(b"z")
+        recorder.stop()
+    told = [record.getMessage() for record in caplog.records if record.name == "penstock.recording"]
+    assert sorted(told) == sorted([
+        f"{whole}: a recording cannot hold metadata of messages: they end here",
+        f"{virtual}: a recording cannot hold virtual channel of messages: they end here",
+    ])
+
+
 @pytest.mark.parametrize("addresses", [1, 3])
 def test_the_count_is_exact(tmp_path: Path, addresses: int) -> None:
     names = [channel() for _ in range(addresses)]

@@ -122,6 +122,57 @@ int main(int count, char **arguments) {
 }
 """
 
+RETIRED = """
+#include <algorithm>
+#include <iostream>
+#include "penstock_shm.hpp"
+using namespace penstock_shm;
+int main(int, char **arguments) {
+    Options options;
+    options.slots = 8;
+    options.retirement = true;
+    Publisher publisher(arguments[1], options);
+    for (int i = 0; i < 70000; ++i) publisher.publish("x");
+    auto slots = publisher.retired();
+    bool only_zeros = std::count(slots.begin() + 65536, slots.end(), 0u) == slots.end() - slots.begin() - 65536;
+    std::cout << slots.size() << " " << only_zeros << " " << publisher.retired().size();
+}
+"""
+
+RETIRED_IN_PARTS = """
+#include <stdio.h>
+#include "penstock_shm.h"
+int main(int count, char **arguments) {
+    penstock_shm_options options;
+    penstock_shm_publisher *publisher;
+    uint32_t slots[2];
+    (void)count;
+    penstock_shm_options_init(&options);
+    options.slots = 8;
+    options.retirement = 1;
+    if (penstock_shm_publisher_open(arguments[1], &options, &publisher) < 0) return 1;
+    for (int i = 0; i < 3; ++i)
+        if (penstock_shm_publish_copy(publisher, "x", 1, 0, NULL) < 0) return 2;
+    if (penstock_shm_retired(publisher, 0, NULL, 2) != PENSTOCK_SHM_INVALID) return 3;
+    printf("%d", penstock_shm_retired(publisher, 0, NULL, 0));
+    printf(" %d", penstock_shm_retired(publisher, 0, slots, 2));
+    printf(" %d", penstock_shm_retired(publisher, 0, slots, 2));
+    printf(" %d", penstock_shm_retired(publisher, 0, slots, 2));
+    penstock_shm_publisher_close(publisher);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "program", "said"),
+    [("retired.cpp", RETIRED, ["70000", "0", "0"]), ("parts.c", RETIRED_IN_PARTS, ["3", "3", "1", "0"])],
+)
+def test_every_retired_message_is_told_once(name: str, tmp_path: Path, source: str, program: str, said: list[str]) -> None:
+    (tmp_path / source).write_text(program)
+    done = subprocess.run([built(tmp_path / source, tmp_path), name], capture_output=True, text=True, timeout=LONG)
+    assert (done.returncode, done.stdout.split()) == (0, said), done.stderr
+
 
 def test_a_function_that_throws_costs_no_message(name: str, tmp_path: Path) -> None:
     (tmp_path / "throws.cpp").write_text(THROWS)

@@ -360,6 +360,25 @@ def test_retirement(name: str) -> None:
         two.close()
 
 
+def test_a_subscriber_sees_that_a_publisher_asks_for_retirement(name: str) -> None:
+    with shm.Subscriber(name) as subscriber, shm.Publisher(name):
+        assert not subscriber.retirement
+        with shm.Publisher(name, retirement=True):
+            assert subscriber.retirement
+        assert not subscriber.retirement, "nobody is left to be told"
+
+
+def test_retirement_belongs_to_a_virtual_channel(name: str) -> None:
+    with (
+        shm.Publisher(f"{name}/a", mux=name, retirement=True),
+        shm.Publisher(f"{name}/b", mux=name),
+        shm.Subscriber(f"{name}/a", mux=name) as of_a,
+        shm.Subscriber(f"{name}/b", mux=name) as of_b,
+        shm.Subscriber(name) as of_all,
+    ):
+        assert of_a.retirement and of_all.retirement and not of_b.retirement
+
+
 def test_limits(name: str) -> None:
     with shm.Publisher(name, max_publishers=1, max_subscribers=1) as publisher, shm.Subscriber(name):
         with pytest.raises(penstock.CapacityError, match=r"1 publishers .*pid"):

@@ -90,6 +90,7 @@ Options options_of(const char *name, const penstock_shm_options *given) {
     options.max_subscribers = given->max_subscribers;
     options.history = !given->no_history;
     options.local = given->local;
+    options.retirement = given->retirement;
     if (given->metadata_size) options.metadata_size = given->metadata_size;
     if (given->mode) {
         options.access.mode = (given->mode & 0777) | 0600;
@@ -235,9 +236,8 @@ int penstock_shm_publisher_open(const char *name, const penstock_shm_options *op
     return guarded([&] {
         need(opened, "the handle to be opened");
         Options given = options_of(name, options);
-        bool retirement = options && options->retirement;
         auto publisher = std::unique_ptr<penstock_shm_publisher>(
-            new penstock_shm_publisher{{given, options && options->checksum, retirement}, options ? options->spin_us * 1000 : 0});
+            new penstock_shm_publisher{{given, options && options->checksum}, options ? options->spin_us * 1000 : 0});
         if (options && options->activation) activate(publisher.get());
         *opened = publisher.release();
         return 0;
@@ -328,12 +328,13 @@ int penstock_shm_activate(penstock_shm_publisher *publisher) {
 int penstock_shm_retired(penstock_shm_publisher *publisher, double timeout_s, uint32_t *slots, size_t room) {
     return guarded([&] {
         check(publisher);
+        if (room) need(slots, "the room for slots");
         if (!publisher->handle.retirement) throw Error(Fault::state, "open the publisher with retirement");
         if (std::int64_t deadline = deadline_of(timeout_s))
             persist([&] { return publisher->handle.wait_retired(deadline); });
-        std::vector<std::uint32_t> released = publisher->handle.retired();
-        std::copy_n(released.begin(), std::min(room, released.size()), slots);
-        return int(released.size());
+        std::vector<std::uint32_t> released = publisher->handle.retired(room);
+        std::copy(released.begin(), released.end(), slots);
+        return int(released.size() + publisher->handle.count_retired());
     });
 }
 

@@ -127,8 +127,12 @@ class Publisher {
     }
     bool activate() { return checked(penstock_shm_activate(handle_.get())) == 1; }
     std::vector<std::uint32_t> retired(double timeout_s = 0) {
-        std::vector<std::uint32_t> slots(1u << 16);
-        slots.resize(std::size_t(checked(penstock_shm_retired(handle_.get(), timeout_s, slots.data(), slots.size()))));
+        std::vector<std::uint32_t> slots, some(1u << 16);
+        for (bool more = true; more; timeout_s = 0) {
+            auto found = std::size_t(checked(penstock_shm_retired(handle_.get(), timeout_s, some.data(), some.size())));
+            more = found > some.size();
+            slots.insert(slots.end(), some.begin(), some.begin() + std::ptrdiff_t(more ? some.size() : found));
+        }
         return slots;
     }
     bool wait_ready(std::uint32_t subscribers = 1, double timeout_s = -1) {

@@ -51,7 +51,7 @@ void publish(Publisher &publisher, const char *text) {
 int act(const char *channel, const std::string &action) {
     if (action == "publish" || action == "publish_later" || action == "reliable_publish" || action == "leave_publisher" || action == "cancel" ||
         action == "grow") {
-        Publisher publisher(options_for(channel, action == "reliable_publish"), false, false);
+        Publisher publisher(options_for(channel, action == "reliable_publish"), false);
         if (action == "publish_later") {
             std::printf("ready\n");
             std::fflush(stdout);
@@ -73,7 +73,7 @@ int act(const char *channel, const std::string &action) {
         Options options = options_for(channel, false);
         if (action == "join_virtual") options.mux = options.name + "-mux";
         watching = true;
-        Publisher publisher(options, false, false);
+        Publisher publisher(options, false);
         watching = false;
     } else if (action == "join_subscriber" || action == "join_reliable") {
         watching = true;

@@ -7,6 +7,9 @@ Rules:
   ordinals, times, virtual channels and properties are the source's, so that a subscriber behind one or several bridges
   can count what was lost before the last link (``gap``) apart from what was lost on it (``overflow``). Shared memory
   and journals number messages themselves; what was lost before them is in this bridge's ``subscriber.ledger``.
+- Retirement is not carried: the bridge releases a message once it was published at the sink. Holding it until readers
+  of the sink have released theirs would take slots of the source, and a stuck reader there would cost messages here. A
+  bridge says so before it carries the first message of a publisher that asked for retirement.
 - The fields of a shared-memory source are known once it has a publisher: a sink in shared memory is opened then. Using
   ``publisher`` earlier opens it with what is known.
 - ``run`` works in the caller's thread until ``close`` is called (by any thread), the source ends or ``count`` messages
@@ -20,12 +23,14 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import logging
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from penstock import address as addresses
@@ -37,6 +42,7 @@ from penstock.errors import ClosedError, InvalidArgument, PenstockError, Refused
 from penstock.topics import is_pattern
 from penstock.types import Schema, Terms
 
+RETIREMENT = "retirement"
 LEAVING = ("tcp", "broker", "nats")  # reaches whose readers may be on another machine
 CLOSE_S = 5.0  # how long `close` waits for a sink that is full
 POLL_S = 0.2  # a close by another thread is noticed within this time
@@ -93,10 +99,9 @@ class Bridge:
         for target in (sink, *(vchans or {}).values()):
             if isinstance(target, str):
                 _refuse_loop(source, target, self._topics)
-        found = _find_channel(source)
+        found = _find_source(source)
         self._waits_for_channel = found is None and addresses.parse(source).scheme == "shm"
-        #: The fields of the source's messages that the sink cannot hold; known before the first message is carried.
-        self.not_held: list[str] = []
+        self._lost: dict[str, list[str]] = {}  # by sink: that of the bridge, those of its map
         ring = _bridges_back(source, sink)
         if ring:
             logger.warning("%r forms a loop with %s: messages will circulate for ever", self, ", ".join(ring))
@@ -112,13 +117,14 @@ class Bridge:
                 self.sink = getattr(self.publisher, "address", self.sink)
             for target in (vchans or {}).values():
                 if isinstance(target, str) and target not in others:
-                    others[target] = opened.enter_context(addresses.publisher(target))
+                    inherited = _inherited_options(found, target)
+                    others[target] = opened.enter_context(addresses.publisher(target, **inherited))
             self.subscriber: Subscriber = opened.enter_context(
                 addresses.subscriber(source, **dict(source_options or {}))
             )
-            self.not_held = self._not_held(found)
+            self._lost = self._losses_at(found)
             self._leaves_machine = any(addresses.parse(to).scheme in LEAVING for to in (sink, *others))
-            self._refuse_local()
+            self._refuse_local(found)
             self._stack = opened.pop_all()
 
     # -- the sink
@@ -127,12 +133,12 @@ class Bridge:
     def publisher(self) -> Publisher:
         """The handle at the sink."""
         with self._open_lock:
-            return self._publisher or self._open_publisher(_find_channel(self._addresses[0]))
+            return self._publisher or self._open_publisher(_find_source(self._addresses[0]))
 
     def _open_publisher(self, found: Any) -> Publisher:
         names, options = self._open_options
         sink = self._addresses[1]
-        self._publisher = _open_sink(sink, names, {**_inherited_options(found, sink), **options})
+        self._publisher = _open_sink(sink, names, {**_inherited_options(found, sink, options), **options})
         return self._publisher
 
     def _close_publisher(self) -> None:
@@ -142,22 +148,74 @@ class Bridge:
 
     def _open_sink_when_known(self) -> None:
         """Once the source has its first publisher and the fields of its messages are known: open the sink."""
-        found = _find_channel(self._addresses[0])
+        found = _find_source(self._addresses[0])
         if found is None:
             return
         self._waits_for_channel = False
-        self.not_held = self._not_held(found)
-        if self.not_held:
-            logger.warning("%r: the sink cannot hold %s of messages: they are lost", self, " and ".join(self.not_held))
         with self._open_lock:
             if self._publisher is None and not self._closing.is_set():
                 self._open_publisher(found)
+        self._log_losses(self._losses_at(found))
 
-    def _not_held(self, found: Any) -> list[str]:
-        """The fields that the sink loses. A type that a schema describes is announced at every sink; all messages get
-        the sink's one topic."""
-        lost = _fields_not_held(*self._addresses, found) + ["topic"] * _several(self._topics)
-        return [name for name in lost if name != "type" or not self.subscriber.schema]
+    # -- what is lost
+
+    @property
+    def not_held(self) -> list[str]:
+        """The fields of the source's messages that a sink cannot hold; known before the first message is carried.
+
+        ``retirement`` is among them once the source has a publisher that asked for it.
+        """
+        return list(dict.fromkeys(name for lost in self._lost.values() for name in lost))
+
+    @property
+    def losses(self) -> list[str]:
+        """What ``not_held`` means, in sentences."""
+        return self._in_words(self._lost)
+
+    def _losses_at(self, found: Any) -> dict[str, list[str]]:
+        """The fields that each sink loses. A type that a schema describes is announced at the bridge's own, whose one
+        topic all messages get."""
+        source, sink = self._addresses
+        lost = _fields_not_held(source, sink, found) + [RETIREMENT] * self._has_retirement()
+        if "virtual channel" in lost and self._open_options[0] is not None:
+            lost.remove("virtual channel")  # the sink is a multiplexer
+        lost += ["topic"] * _several(self._topics)
+        here = [name for name in lost if name != "type" or not self.subscriber.schema]
+        mapped = {addresses.without_secrets(to): _fields_not_held(source, to, found) for to in self.others}
+        named = {to: [name for name in names if name != "virtual channel"] for to, names in mapped.items()}
+        return {**named, self.sink: here}
+
+    def _has_retirement(self) -> bool:
+        with contextlib.suppress(ClosedError):  # by another thread
+            return bool(getattr(self.subscriber, "retirement", False))
+        return False
+
+    def _look_for_retirement(self) -> None:
+        """A publisher that asks for retirement may join at any time: told once, before its first message is carried."""
+        if RETIREMENT not in self.not_held and self._has_retirement():
+            self._log_losses({self.sink: [RETIREMENT]})
+
+    def _log_losses(self, lost: dict[str, list[str]]) -> None:
+        """Log those that were not known before."""
+        known = self._lost
+        new = {place: [name for name in names if name not in known.get(place, ())] for place, names in lost.items()}
+        self._lost = {**known, **{place: [*known.get(place, ()), *names] for place, names in new.items()}}
+        for said in self._in_words(new):
+            logger.warning("%r: %s", self, said)
+
+    def _in_words(self, lost: dict[str, list[str]]) -> list[str]:
+        fields = {place: [name for name in names if name != RETIREMENT] for place, names in lost.items()}
+        said = [
+            f"{place} cannot hold {' and '.join(names)} of messages: they end here"
+            for place, names in fields.items()
+            if names
+        ]
+        if RETIREMENT in lost.get(self.sink, ()):
+            said.append(
+                f"retirement is not carried: publishers of {self.source} are told when this bridge has released a "
+                f"message, not when readers of {self.sink} have"
+            )
+        return said
 
     # -- working
 
@@ -174,10 +232,11 @@ class Bridge:
                 break
             if self._waits_for_channel:
                 self._open_sink_when_known()
+            self._look_for_retirement()
             if not len(batch):
                 continue
             if not carried:  # a channel that had no publisher at first is known to be local only now
-                self._refuse_local()
+                self._refuse_local(_find_channel(self._addresses[0]))
             self._record_latency(batch)
             try:
                 if carrier is None:
@@ -198,8 +257,10 @@ class Bridge:
             self._thread.start()
         return self
 
-    def _refuse_local(self) -> None:
-        if self._leaves_machine and getattr(self.subscriber, "local", False):
+    def _refuse_local(self, found: Any) -> None:
+        # What is kept on disk of a channel (start=) is read there: such a subscriber does not know the channel.
+        local = getattr(self.subscriber, "local", False) or (found is not None and found.local)
+        if self._leaves_machine and local:
             raise RefusedError(f"{self.source} was opened with local=True: it is not carried to {self.sink}")
 
     def _announce_schema(self) -> None:
@@ -354,25 +415,50 @@ def _find_channel(source: str) -> Any:
     return next((channel for channel in shm.channels() if channel.name == wanted and channel.publishers), None)
 
 
+def _find_source(source: str) -> Any:
+    """As ``_find_channel``; of a virtual channel, which has a type of its own, once it has a publisher itself."""
+    channel, parts = _find_channel(source), addresses.parse(source)
+    if channel is None or "mux" not in parts.options:
+        return channel
+    own = {number for number, name in channel.vchans.items() if name == parts.name}
+    there = any(member.vchan_id in own for member in channel.publishers)
+    return dataclasses.replace(channel, type=_type_of(channel, parts)) if there else None
+
+
+def _type_of(channel: Any, place: addresses.Address) -> str:
+    """The name of the type of a channel, or of a virtual channel."""
+    own = (channel.vchan_types.get(number, "") for number, name in channel.vchans.items() if name == place.name)
+    return str(next(own, "") if "mux" in place.options else channel.type)
+
+
 def _fields_not_held(source: str, sink: str, channel: Any) -> list[str]:
-    has = {} if channel is None else {"metadata": channel.metadata_size, "type": channel.type}
-    brings = [name for name, there in has.items() if there]
-    found = not_held(addresses.parse(source).scheme, addresses.parse(sink).scheme, brings)
-    there = _find_channel(sink)
-    if channel is not None and there is not None and there.metadata_size < channel.metadata_size:
-        found = sorted({*found, "metadata"})  # messages that bring it are refused there
-    return found
+    parts, place, there = addresses.parse(source), addresses.parse(sink), _find_channel(sink)
+    if channel is None:
+        return not_held(parts.scheme, place.scheme)
+    has = {"metadata": channel.metadata_size, "type": channel.type}
+    if several := channel.mux and "mux" not in parts.options:
+        has |= {"virtual channel": True, "type": bool(channel.vchan_types)}
+    found = set(not_held(parts.scheme, place.scheme, [name for name, brought in has.items() if brought]))
+    if there is not None and there.metadata_size < channel.metadata_size:
+        found.add("metadata")  # messages that bring it are refused there
+    if has["type"] and (several or (there is not None and _type_of(there, place) != channel.type)):
+        found.add("type")
+    return sorted(found)
 
 
-def _inherited_options(channel: Any, sink: str) -> dict[str, Any]:
-    """The options that a new shared-memory sink takes from the source's channel; its own address has precedence."""
-    parts = addresses.parse(sink)
-    if channel is None or parts.scheme != "shm" or _find_channel(sink) is not None:
+def _inherited_options(channel: Any, sink: str, given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """The options that a new shared-memory sink takes from the source's channel; its own address has precedence. One
+    that is there takes a type if it has none."""
+    parts, there = addresses.parse(sink), _find_channel(sink)
+    if channel is None or parts.scheme != "shm":
         return {}
     taken = {
-        "type": channel.type, "slot_size": channel.slot_size, "metadata_size": channel.metadata_size,
+        "type": channel.type, "slot_size": channel.slot_size,
+        "metadata_size": 0 if "durable" in {*parts.options, *given} else channel.metadata_size,  # not kept on disk
         "local": channel.local,  # or the next bridge would carry it off this machine
     }  # fmt: skip
+    if there is not None:
+        taken = {} if _type_of(there, parts) else {"type": channel.type}
     return {name: value for name, value in taken.items() if value and name not in parts.options}
 
 

@@ -54,8 +54,8 @@ def bridge(
                 show.print_json({"from": carrying.source, "to": place})
             elif not quiet:
                 print(f"bridge: {carrying.source} > {place}", file=sys.stderr, flush=True)
-            if carrying.not_held and not quiet:
-                exits.told(f"{place} cannot hold {' and '.join(carrying.not_held)} of messages: they end here")
+            for said in () if quiet else carrying.losses:
+                exits.told(said)
             if count is not None:
                 carrying.run(count)
             else:

@@ -37,7 +37,9 @@ def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a c
     found = channels()
     if as_json:
         for channel in found:
-            show.print_json({**asdict(channel), "vchans": {str(k): v for k, v in channel.vchans.items()}})
+            by_id = {"vchans": channel.vchans, "vchan_types": channel.vchan_types}
+            texts = {name: {str(number): text for number, text in found.items()} for name, found in by_id.items()}
+            show.print_json({**asdict(channel), **texts})
         return
     if not found:
         typer.echo("there are no shared-memory channels")

@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock import address
 from penstock._core.gateway import GatewayMessage
+from penstock.carry import not_held_of
 from penstock.channel import Publisher, Subscriber
 from penstock.errors import ClosedError, PenstockError
 from penstock.gateway import carriage
@@ -200,6 +201,7 @@ class _Reader:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._stopping = threading.Event()
+        self._begun = False  # a message has come
         self._thread = threading.Thread(target=self._run, name=f"{endpoint.name} reader", daemon=True)
 
     def start(self) -> None:
@@ -228,6 +230,10 @@ class _Reader:
                     return
 
     def _forward_all(self, batch: Any) -> None:
+        if not self._begun and len(batch):
+            self._begun = True
+            if lost := not_held_of(batch[0]):
+                log.warning("%s: modules do not see %s of messages", self._endpoint.name, " and ".join(lost))
         for data in batch:
             try:
                 self._endpoint._forward(data)

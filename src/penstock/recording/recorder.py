@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import heapq
+import logging
 import select
 import socket
 import threading
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock import _core
 from penstock.address import parse, without_secrets
-from penstock.carry import in_parts, time_of
+from penstock.carry import HOLDS, in_parts, not_held_of, time_of
 from penstock.errors import CapacityError, PenstockError, RefusedError, describe
 from penstock.journal import Entry
 from penstock.recording.feed import Direct, feed_of
@@ -43,6 +44,7 @@ DRAIN_S = 10.0
 WAIT_S = 0.2
 HOLDING_S = 0.01
 
+logger = logging.getLogger("penstock.recording")
 
 Pair = tuple["Source", Entry]
 
@@ -68,6 +70,7 @@ class Source:
     drained: bool = False  # nothing more was there at the last read
     oldest_ns: int = 0  # of what the last read gave; 0: nothing
     ahead: bool = False  # a message came whose time was still to come
+    begun: bool = False  # a message has come
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -321,6 +324,11 @@ class Recorder:
                 if source.drained:
                     self._merge.at_end(source.lane)
                 break
+            if not source.begun:
+                source.begun = True
+                if lost := not_held_of(batch[0], HOLDS["journal"]):
+                    said = "%s: a recording cannot hold %s of messages: they end here"
+                    logger.warning(said, source.address, " and ".join(lost))
             entries = [_entry(source.topic, message, copy=not armed) for message in batch]
             times = [entry.timestamp_ns or 0 for entry in entries]
             source.oldest_ns = source.oldest_ns if count else min(times)

@@ -62,6 +62,7 @@ class Channel:
     last_ns: int = 0  #: when the last message was published; 0 before the first
     members: tuple[Member, ...] = ()
     vchans: Mapping[int, str] = field(default_factory=dict)
+    vchan_types: Mapping[int, str] = field(default_factory=dict)  #: of those virtual channels that have a type
     durable: str = ""  #: the directory where its publisher keeps the messages; subscribers with start= read them there
 
     @property
