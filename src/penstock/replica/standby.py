@@ -13,9 +13,10 @@ from pathlib import Path
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError, StateError
 from penstock.journal.lock import WriterLock
 from penstock.journal.recovery import check_owner
+from penstock.replica.client import UnansweredError
 from penstock.replica.follower import POLL_S, Follower
 from penstock.replica.lease import RENEWALS, Lease
-from penstock.replica.stream import ANSWER_S, Blocks, JetStream, Seldom, Target
+from penstock.replica.stream import ANSWER_S, SLOW_S, Blocks, JetStream, Seldom, Target
 
 log = logging.getLogger("penstock.replica")
 #: The limits of the lease's stream: it keeps only its last block.
@@ -43,7 +44,7 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
     What would keep this broker from leading is raised now: a directory of another journal, or that it cannot write.
     """
     follower: Follower | None = None
-    leader, seldom, look_at = "", Seldom(), 0.0
+    leader, seldom, look_at, well_at = "", Seldom(), 0.0, time.monotonic()
     try:
         while not stopped():
             now = time.monotonic()
@@ -56,7 +57,9 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
                         leader = lease.holder.address
                         log.info("standing by: %s leads", leader)
                 follower = follower or _follow(directory, blocks)
-                if follower is None or not follower.step():
+                idle = follower is None or not follower.step()
+                well_at = time.monotonic()
+                if idle:
                     time.sleep(POLL_S)
             except (InvalidArgument, PermissionError):
                 raise
@@ -64,7 +67,8 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
                 if follower is not None and isinstance(error, CorruptionError):
                     follower.close()  # opening checks the directory again, and restores what the stream has lost
                     follower = None
-                seldom.warn("standing by: %s", error)
+                if not isinstance(error, UnansweredError) or time.monotonic() - well_at >= SLOW_S:
+                    seldom.warn("standing by: %s", error)
                 time.sleep(0.1)
     finally:
         if follower is not None:

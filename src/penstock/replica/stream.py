@@ -29,7 +29,7 @@ log = logging.getLogger("penstock.replica")
 T = TypeVar("T")
 ANSWER_S = 2.0
 TELL_S = 10.0
-SLOW_S = 1.5  # without an answer for so long, that is told
+SLOW_S = 1.5  # no answer for so long is told; shorter ones are usual while the servers choose a leader
 PATIENCE_S = 30.0  # how long to try to read blocks that are needed to go on
 PAUSE_S = 0.1
 BATCH_BLOCKS, BATCH_BYTES = 256, 8 << 20
@@ -235,7 +235,12 @@ class JetStream:
             servers = ",".join(f"{host}:{port}" for host, port in self.target.servers)
             text = f"the server at {servers} is of no cluster and keeps one copy, not {self.target.replicas}"
             raise InvalidArgument(f"{text}: add ?replicas=1 to the store's address, or start three servers") from None
-        return self.describe_fit()
+        try:
+            return self.describe_fit()
+        except StreamError as error:
+            if getattr(error, "number", 0) != STREAM_NOT_FOUND:
+                raise
+            raise UnansweredError(f"{self.name} is made, and not every server knows it yet") from None
 
     def describe_fit(self) -> dict[str, Any]:
         """``describe``, of a stream that keeps every block. InvalidArgument: it does not, or is another program's."""
@@ -286,10 +291,14 @@ class JetStream:
         self.patiently(self.open, seconds)
 
     def patiently(self, act: Callable[[], T], seconds: float = 60.0) -> T:
-        """What ``act`` gives; it is tried again while the stream is not there or does not answer."""
-        deadline = time.monotonic() + seconds
+        """What ``act`` gives; it is tried again while the stream is not there or does not answer. The servers need a
+        moment for a stream that was just made: that one does not answer is told when it lasts.
+        """
+        began = time.monotonic()
+        deadline = began + seconds
         seldom = Seldom()
-        slow = threading.Timer(SLOW_S, seldom.warn, ("%s has not answered yet; trying on", self.name))
+        text = f"{self.name} has not answered yet"
+        slow = threading.Timer(SLOW_S, lambda: seldom.warn("%s; trying on", text))
         slow.daemon = True
         slow.start()
         try:
@@ -301,7 +310,8 @@ class JetStream:
                     text = self._explain(error)
                     if time.monotonic() >= deadline:
                         raise TimeoutError(text) from error
-                    seldom.warn("%s; trying on", text)
+                    if not isinstance(error, UnansweredError) or time.monotonic() - began >= SLOW_S:
+                        seldom.warn("%s; trying on", text)
                 time.sleep(PAUSE_S)
         finally:
             slow.cancel()
