@@ -195,7 +195,7 @@ def test_a_beginning_that_a_server_cannot_give_is_refused(options: str, words: d
 
 def test_beginnings_that_do_not_go_together_are_refused() -> None:
     for options in ("new=true", "from_time_ns=1", "stream=s&durable=d&new=true", "stream=s&new=true&from_time_ns=1"):
-        with pytest.raises(InvalidArgument, match="new=|from_time_ns="):
+        with pytest.raises(InvalidArgument, match=r"new=|from_time_ns="):
             penstock.subscriber(f"nats://127.0.0.1:1/s?{options}")
 
 
