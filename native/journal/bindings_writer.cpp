@@ -47,17 +47,17 @@ class BoundWriter {
    public:
     BoundWriter(int frontier_file, std::uint64_t segment_bytes, std::uint64_t max_message_bytes, bool sync, nb::object disk,
                 const std::string &name)
-        : max_message_bytes_(max_message_bytes) {
+        : max_message_bytes_(max_message_bytes), place_(name) {
         struct stat status;
         if (fstat(frontier_file, &status) != 0 || static_cast<std::uint64_t>(status.st_size) < frontier_bytes)
             fail("CorruptionError", "the frontier file is too short");
         frontier_file_ = fcntl(frontier_file, F_DUPFD_CLOEXEC, 3);
-        if (frontier_file_ < 0) fail_system(errno, "cannot keep the frontier file open");
+        if (frontier_file_ < 0) fail_system(errno, "cannot keep the frontier file open", place_);
         frontier_ = mmap(nullptr, frontier_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, frontier_file_, 0);
         if (frontier_ == MAP_FAILED) {
             int error = errno;
             ::close(frontier_file_);
-            fail_system(error, "cannot map the frontier file");
+            fail_system(error, "cannot map the frontier file", place_);
         }
         if (disk.is_none()) disk_ = std::make_unique<SystemDisk>();
         else disk_ = std::make_unique<PythonDisk>(std::move(disk));
@@ -468,17 +468,18 @@ class BoundWriter {
         }
         switch (result.failure) {
             case Failure::none: return;
-            case Failure::write: fail_system(result.error, "the journal's batch was not written, nothing of it is stored");
+            case Failure::write: fail_system(result.error, "the journal's batch was not written, nothing of it is stored", place_);
             case Failure::sync:
                 if (result.error == ENOENT)
-                    fail_system(result.error, "the journal's directory was removed: nothing is stored until it is opened again");
-                fail_system(result.error, "a sync of the journal failed: nothing is acknowledged until it is opened again");
+                    fail_system(result.error, "the journal's directory was removed: nothing is stored until it is opened again", place_);
+                fail_system(result.error, "a sync of the journal failed: nothing is acknowledged until it is opened again", place_);
             case Failure::closed: fail("ClosedError", "the journal was closed");
             case Failure::forked: fail("StateError", "this journal was opened before a fork: open it again in the child");
         }
     }
 
     std::uint64_t max_message_bytes_;
+    std::string place_;  // the directory, named in errors
     int frontier_file_ = -1;
     void *frontier_ = nullptr;
     Counters *counters_ = nullptr;

@@ -6,7 +6,7 @@
 ``tcp://HOST:PORT``                            between machines, not stored
 ``journal:DIRECTORY#TOPIC``                    a log on disk
 ``broker://HOST:PORT/TOPIC?queue=NAME``        a durable broker
-``nats://HOST:PORT/SUBJECT``                   servers of NATS, which others run
+``nats://HOST:PORT/SUBJECT``                   servers of NATS, which others run (port 4222 if none is written)
 =============================================  ==============================================
 
 Options follow ``?``; they are those that the room's classes take. ``TOKEN@`` in front of a host is the same as
@@ -58,7 +58,9 @@ ROOMS: Mapping[str, str] = {
 }
 
 
-NETWORK = {"tcp": "tcp://HOST:PORT", "broker": "broker://HOST:PORT/TOPIC", "nats": "nats://HOST:PORT/SUBJECT"}
+NETWORK = {"tcp": "tcp://HOST:PORT", "broker": "broker://HOST:PORT/TOPIC", "nats": "nats://HOST[:4222]/SUBJECT"}
+DEFAULT_PORTS = {"nats": 4222}  # of each host that is written without one
+NO_BROKER = "there is no broker"  # what a tcp:// port of ours answers to a broker's client
 EVOLVE = "compatible"  # the default of evolve=
 # these reaches store messages already; their own options may have the same names
 KEEPING = ("journal", "broker", "nats")
@@ -130,6 +132,9 @@ def _parse_network(scheme: str, rest: str, options: dict[str, str], text: str) -
         options = {**_credentials(login), **options}
     if scheme == "tcp" and topic and not place:  # tcp:///path/to/socket
         return Address(scheme, name="/" + unquote(topic), options=options, text=text)
+    if scheme in DEFAULT_PORTS and place:
+        places = [text if _has_port(text) else f"{text}:{DEFAULT_PORTS[scheme]}" for text in place.split(",")]
+        place = ",".join(places)
     host, colon, port = place.rpartition(":")
     if host.startswith("[") and host.endswith("]") and "," not in host:
         host = host[1:-1]
@@ -160,7 +165,8 @@ def plain(text: str) -> str:
 
 def places_of(host: str, port: int) -> list[tuple[str, int]]:
     """Host and port of each server that a host text names: ``a``, ``a:9876``, or several as in ``a:9876,b``. ``port``
-    is for those that name none. An IPv6 address alone may stand without brackets.
+    is for those that name none: ``broker://a,b:9876/TOPIC`` is 9876 at both. An IPv6 address alone may stand without
+    brackets.
     """
     if "," not in host and host.count(":") > 1 and not host.startswith("["):
         return [(host, port)]
@@ -169,12 +175,17 @@ def places_of(host: str, port: int) -> list[tuple[str, int]]:
 
 def _split(text: str, port: int) -> tuple[str, int]:
     """HOST or HOST:PORT; an IPv6 address is written in brackets."""
-    name, colon, number = text.rpartition(":")
-    if not colon or text.endswith("]"):
+    name, _, number = text.rpartition(":")
+    if not _has_port(text):
         name, number = text, ""
     elif not number.isascii() or not number.isdigit():
         raise InvalidArgument(f"{text!r} is not HOST or HOST:PORT of a server")
     return name.removeprefix("[").removesuffix("]"), int(number) if number else port
+
+
+def _has_port(text: str) -> bool:
+    """Whether a port is written behind a host, of which an IPv6 address in brackets has colons too."""
+    return ":" in text and not text.endswith("]")
 
 
 def arrives(sink: Address, source: Address, topics: Iterable[str] | None = None) -> bool:

@@ -94,6 +94,7 @@ def describe(error: BaseException) -> str:
             return f"{error.filename} is a file, and a directory is wanted there"
         about = f"{error.filename}: " if error.filename else ""
         # the numbers of TLS and of resolvers are none of the system, and an error of Penstock says why itself
-        why = os.strerror(error.errno) if error.errno and type(error).__module__ == "builtins" else ""
+        number = error.errno or 0
+        why = os.strerror(number) if number > 0 and type(error).__module__ == "builtins" else ""
         return f"{about}{error.strerror}{f' ({why})' if why not in error.strerror else ''}"
     return str(error) or type(error).__name__

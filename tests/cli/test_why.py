@@ -322,6 +322,15 @@ def test_journals(tmp_path: Path) -> None:
     assert "no topic 'sensors.hal'" in reasons(f"journal:{tmp_path}/j#sensors.hal")[1]
 
 
+def test_a_journal_that_has_the_topic_was_meant(tmp_path: Path) -> None:
+    """Though nobody writes it now, and others are open."""
+    with Journal(tmp_path / "j1") as journal:
+        journal.append("t", b"1")
+    with Journal(tmp_path / "j2"):
+        assert "was that meant" not in reasons(f"journal:{tmp_path}/j1#t")[1]
+        assert f"journal:{tmp_path}/j2 is open: was that meant?" in reasons(f"journal:{tmp_path}/j3#t")[1]
+
+
 def test_every_topic_of_a_journal_is_named_the_nearest_first(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         for name in ("hall", "x1", "x2", "x3", "x4", "x5"):

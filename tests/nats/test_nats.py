@@ -18,6 +18,7 @@ import pytest
 
 import penstock
 from penstock.bridge import Bridge
+from penstock.cli.start import start_options
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
 from penstock.nats.connection import check_subject, headers_of, properties_of
 from penstock.nats.subscribing import _nanoseconds
@@ -150,6 +151,66 @@ def test_a_stream_gives_again_what_was_not_acknowledged(server: Server) -> None:
     assert subscriber.closed
     with penstock.subscriber(server.address("kept.*", "?stream=kept")) as everything:
         assert [bytes(message) for message in read(everything, 10)] == [b"%d" % number for number in range(10)]
+
+
+def test_where_a_reader_of_a_stream_begins(server: Server) -> None:
+    server.make_stream("begun", ["begun.*"])
+    where = server.address("begun.*", "?stream=begun")
+    with (
+        penstock.publisher(server.address("begun.a", "?jetstream=true")) as publisher,
+        contextlib.ExitStack() as stack,
+    ):
+
+        def reader(**options: str) -> penstock.Subscriber:
+            words = {"since": None, "first": None, **options}
+            return stack.enter_context(penstock.subscriber(where, **start_options(where, words["since"], words["first"])))
+
+        publisher.publish(b"0")
+        first = reader(first="start")
+        stored = first.receive(LONG)
+        assert bytes(stored) == b"0"
+        wait_until(lambda: time.time_ns() // 1000 > stored.timestamp_ns // 1000)  # a time after it, the server's clock
+        moment = datetime.datetime.fromtimestamp(time.time_ns() // 1000 / 1e6, datetime.UTC)
+        end = reader(first="end")
+        publisher.publish(b"1")
+        assert [bytes(reader(since=f"{moment:%Y-%m-%dT%H:%M:%S.%f}+00:00").receive(LONG)) for _ in range(2)] == [b"1"] * 2
+        assert [bytes(each.receive(LONG)) for each in (first, end)] == [b"1", b"1"]
+        assert [bytes(message) for message in read(reader(), 2)] == [b"0", b"1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "told"),
+    [
+        ("", {"first": "start"}, "core NATS keeps no old messages"),
+        ("", {"since": "5m"}, "stream=NAME reads what a stream has stored"),
+        ("?stream=s", {"first": "5"}, "does not count by subject"),
+        ("?stream=s", {"last": 5}, "does not count by subject"),
+        ("?stream=s&durable=d", {"first": "start"}, "goes on where it was"),
+    ],
+)
+def test_a_beginning_that_a_server_cannot_give_is_refused(options: str, words: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        start_options(f"nats://127.0.0.1/s{options}", **{"since": None, "first": None, **words})
+
+
+def test_beginnings_that_do_not_go_together_are_refused() -> None:
+    for options in ("new=true", "from_time_ns=1", "stream=s&durable=d&new=true", "stream=s&new=true&from_time_ns=1"):
+        with pytest.raises(InvalidArgument, match=r"new=|from_time_ns="):
+            penstock.subscriber(f"nats://127.0.0.1:1/s?{options}")
+
+
+def test_a_host_without_a_port_has_that_of_nats() -> None:
+    for hosts, places in {
+        "h": [("h", 4222)],
+        "[::1]": [("::1", 4222)],
+        "u:p@h": [("h", 4222)],
+        "a,b:5000,[::1]": [("a", 4222), ("b", 5000), ("::1", 4222)],
+    }.items():
+        parts = penstock.address.parse(f"nats://{hosts}/s")
+        assert penstock.address.places_of(parts.host, parts.port or 0) == places
+    for wrong in ("nats:///s", "nats://h:x/s", "nats://h:/s", "broker://h/s", "tcp://h"):
+        with pytest.raises(InvalidArgument, match="is not of the form"):
+            penstock.address.parse(wrong)
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+import penstock.replica.stream
 from penstock.errors import InvalidArgument
 from penstock.replica import JetStream, health
 from penstock.replica.client import Client, Connection, UnansweredError
@@ -119,6 +120,8 @@ class Cast(Client):
 
 
 class Standing:
+    max_payload = 8 << 20
+
     def close(self) -> None:
         pass
 
@@ -139,3 +142,42 @@ def test_a_node_that_knows_no_leader_is_not_believed_and_left(ill: dict[str, Any
         blocks.bounds()
     assert blocks.bounds().last == 69
     assert blocks.bounds().last == 69  # one that answers is not left
+
+
+NOT_FOUND = {"error": {"code": 404, "err_code": 10059, "description": "stream not found"}}
+MADE = {"config": {"subjects": ["penstock.s"], "storage": "file"}, **said(0, "node1")}
+
+
+class Scripted(Cast):
+    """One server, whose answers follow each other."""
+
+    def request(self, subject: str, *_: Any, **__: Any) -> Message:
+        self.connection()
+        return Message(subject, "1", json.dumps(self.answers.pop(0)).encode(), {})
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [[NOT_FOUND, MADE, NOT_FOUND, MADE], [NOT_FOUND, MADE, said(0, ""), MADE], [UNAVAILABLE, MADE]],
+    ids=["not known everywhere", "no leader yet", "unavailable"],
+)
+def test_a_stream_that_was_just_made_is_waited_for_without_a_word(
+    answers: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by two brokers that are started together."""
+    monkeypatch.setattr(penstock.replica.stream, "SLOW_S", 60.0)
+    blocks = JetStream(Target.parse("nats://h:1/s"))
+    blocks.client = Scripted(list(answers))
+    blocks.open_patiently()
+    assert not blocks.client.answers and not caplog.messages
+
+
+def test_a_stream_that_stays_away_is_told_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(penstock.replica.stream, "SLOW_S", 0.0)
+    blocks = JetStream(Target.parse("nats://h:1/s"))
+    blocks.client = Scripted([NOT_FOUND, MADE, NOT_FOUND, NOT_FOUND, MADE, MADE])
+    blocks.open_patiently()
+    assert all(told.endswith("; trying on") for told in caplog.messages) and caplog.messages
+    assert "penstock broker" not in caplog.text, "which is what asks"

@@ -6,17 +6,19 @@ import contextlib
 import os
 import random
 import shutil
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import CorruptionError, InvalidArgument, RefusedError, StateError
+from penstock.errors import CorruptionError, InvalidArgument, RefusedError, StateError, describe
 from penstock.journal import Journal
 from penstock.journal.layout import decode_segment_header
 from penstock.journal.verify import verify
+from penstock.replica import Replica
 from penstock.replica.block import decode
 from penstock.replica.client import UnansweredError
 from penstock.replica.follower import Follower, follow
@@ -299,6 +301,36 @@ def test_directories_that_cannot_be_followed_into_are_named(tmp_path: Path, stre
         pytest.raises(RefusedError, match="being written by this process"),
     ):
         Follower(tmp_path / "b", FakeBlocks(stream))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A partition of 1 MB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
+    if made.returncode:
+        pytest.skip("mounting needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 16, 64 << 20], ids=["of a new segment", "of the segment"])
+def test_a_full_disk_is_told_with_its_directory(
+    tmp_path: Path, small: Path, stream: FakeStream, segment_bytes: int
+) -> None:
+    disk = Replica(tmp_path / "a", FakeBlocks(stream)).disk()
+    with Journal(tmp_path / "a", disk=disk, segment_bytes=segment_bytes) as journal:
+        fill(journal, 1)
+        with Follower(small / "f", FakeBlocks(stream)) as follower:
+            fill(journal, 200)
+            with pytest.raises(OSError) as running:
+                follower.step()
+        with pytest.raises(OSError) as beginning:
+            Follower(small / "f", FakeBlocks(stream))
+    for failed in (running, beginning):
+        told = describe(failed.value)
+        assert told.startswith(f"{small}/f") and "No space left" in told, told
 
 
 def test_what_cannot_be_followed_is_said(tmp_path: Path, stream: FakeStream) -> None:

@@ -275,6 +275,8 @@ def test_a_group_is_written_as_one_host() -> None:
     assert hosts_of("a", 9876) == [("a", 9876)]
     assert hosts_of("a:1,b", 2) == [("a", 1), ("b", 2)]
     assert hosts_of("[::1]:1,[::2]", 2) == [("::1", 1), ("::2", 2)]
+    parts = penstock.address.parse("broker://a,b:2/t")
+    assert hosts_of(parts.host, parts.port or 0) == [("a", 2), ("b", 2)], "the last one's port holds for those without"
     parts = penstock.address.parse("broker://[::1]:1,b:2/t")
     assert hosts_of(parts.host, parts.port or 0) == [("::1", 1), ("b", 2)]
     for wrong in ("a,,b", "a:x,b", "a:0,b", "a/b,c", ",", "a," * 20 + "b"):

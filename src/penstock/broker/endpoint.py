@@ -10,6 +10,7 @@ import ssl
 from pathlib import Path
 
 from penstock.errors import InvalidArgument
+from penstock.resolving import UnresolvedError, resolving
 
 
 def descriptors() -> int:
@@ -25,12 +26,16 @@ def listen(host: str, port: int, advice: str = "port 0 takes a free one") -> soc
     """A listening socket that does not block. ``advice``: for who finds the port in use."""
     listener = None
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with resolving(host):
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setblocking(False)
         listener.bind(address)
         listener.listen(1024)
+    except UnresolvedError as error:
+        raise InvalidArgument(f"cannot listen at {host}:{port}: {error}") from error
     except OSError as error:
         if listener is not None:
             listener.close()

@@ -18,7 +18,7 @@ import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from penstock.broker.hosts import connect, settled
+from penstock.broker.hosts import connect
 from penstock.broker.ranges import ENTRY, Range, decode_range, encode_entry, encode_head
 from penstock.broker.words import encode_properties
 from penstock.errors import ClosedError, ProtocolError, RefusedError
@@ -41,20 +41,24 @@ class RangeClient:
         tls: ssl.SSLContext | None = None,
         timeout: float = 30.0,
     ) -> None:
-        sock, name = connect(host, port, timeout)
+        self._hello = "HELLO 1" + (f" token={token}" if token else "")
+        self._tls = tls
+        self.journal: str = connect(host, port, timeout, self._greet)
+
+    def _greet(self, sock: socket.socket, name: str) -> str:
+        """The identity of the store of the broker at this connection."""
+        place = f"{name}:{sock.getpeername()[1]}"
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock if self._tls is None else self._tls.wrap_socket(sock, server_hostname=name)
+        self._file = self._socket.makefile("rb", 1 << 20)
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket = tls.wrap_socket(sock, server_hostname=name) if tls is not None else sock
-            self._file = self._socket.makefile("rb", 1 << 20)
-            hello = "HELLO 1" + (f" token={token}" if token else "")
-            answer = self._ask(hello)
+            answer = self._ask(self._hello)
             fields = dict(word.partition("=")[::2] for word in answer.split()[2:])
             if not fields.get("journal"):
-                place = ":".join(map(str, settled(host, port)))
                 raise ProtocolError(f"what answers at {place} is no broker: {answer[:100]!r}")
-            self.journal: str = fields["journal"]
+            return fields["journal"]
         except BaseException:
-            sock.close()
+            self.close()
             raise
 
     # --- reading

@@ -7,12 +7,17 @@ in turn: a broker that is on stand-by does not listen.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
-from penstock.address import places_of
-from penstock.errors import InvalidArgument
+from penstock.address import NO_BROKER, places_of
+from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError
+from penstock.resolving import resolving
 
+Greeted = TypeVar("Greeted")
 FORM = "Client('127.0.0.1:9876'); an address is for penstock.subscriber('broker://127.0.0.1:9876/TOPIC')"
 MAX_HOSTS = 16
 PAUSE_S = 0.1  # before all of a group are tried again
@@ -52,17 +57,27 @@ def nobody_leads(host: str, port: int) -> str:
 NOBODY_LEADS_REMEDY = "they may stand by, have no quorum, or not run: their logs and penstock doctor --store tell"
 
 
-def connect(host: str, port: int, timeout: float | None) -> tuple[socket.socket, str]:
-    """A connection to the first broker that accepts one, and its host. Several brokers are tried until ``timeout`` is
-    over: one of them may lead by then."""
+def connect(
+    host: str, port: int, timeout: float | None, greet: Callable[[socket.socket, str], Greeted]
+) -> Greeted:
+    """What ``greet`` makes of a connection to the first broker that accepts one, and of its host. Several brokers are
+    tried until ``timeout`` is over: one of them may lead by then, and something else may listen at one's place."""
     deadline = time.monotonic() + (timeout or 0.0)
     places = hosts_of(host, port)
     while True:
         for each, its_port in places:
             try:
-                return socket.create_connection((each, its_port), timeout), each
-            except OSError as error:
-                problem = error
+                with resolving(each):
+                    connection = socket.create_connection((each, its_port), timeout)
+                with contextlib.ExitStack() as undo:
+                    undo.callback(connection.close)
+                    greeted = greet(connection, each)
+                    undo.pop_all()
+                    return greeted
+            except (OSError, ProtocolError, ClosedError, RefusedError) as error:
+                if isinstance(error, RefusedError) and NO_BROKER not in str(error):
+                    raise
+                problem: Exception = error
         if len(places) == 1:
             raise problem
         if time.monotonic() >= deadline:

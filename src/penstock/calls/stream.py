@@ -32,6 +32,7 @@ from penstock.calls.envelope import HEADER as ENVELOPE
 from penstock.calls.envelope import Envelope, Kind, aged, pack, unpack
 from penstock.calls.lanes import ClientLane, ServerLane, held
 from penstock.errors import ClosedError, InvalidArgument, PeerGone, PenstockError, ProtocolError, RefusedError
+from penstock.resolving import resolving
 from penstock.tcp.log import Throttle
 from penstock.tcp.protocol import HEADER, Answer, FrameType, Negotiation, Request, frame
 from penstock.tcp.sockets import check_port, listen, listen_unix, name_of, prepare
@@ -216,7 +217,8 @@ class StreamClient(ClientLane):
                 connection.settimeout(timeout)
                 connection.connect(address.name)
             else:
-                connection = socket.create_connection((address.host, address.port or 0), timeout)
+                with resolving(address.host):
+                    connection = socket.create_connection((address.host, address.port or 0), timeout)
         except TimeoutError:
             # The call had less time than a connection may take, so the server may well be there: a time-out, not
             # PeerGone.

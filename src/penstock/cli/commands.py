@@ -116,7 +116,9 @@ EXAMPLES = """[bold]Examples[/]
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 time over, 4 a check failed,
 
-69 not installed, 129 SIGHUP, 130 Ctrl-C, 141 output closed, 143 SIGTERM.
+69 not installed, 129 SIGHUP, 130 Ctrl-C, 141 output closed, 143 SIGTERM
+
+(0 for what runs until it is stopped: broker, record, replica and so on).
 """
 
 

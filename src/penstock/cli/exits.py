@@ -1,7 +1,7 @@
 """How a command ends: the exit codes, and what is printed when something failed.
 
 =====  =====================================================================
-0      done (a service that was asked to stop by Ctrl-C, SIGTERM or SIGHUP has done its work too)
+0      done (a service that is at its work and is asked to stop by Ctrl-C, SIGTERM or SIGHUP has done it too)
 1      failed: the line on standard error says what and what to do
 2      wrong usage: an argument or option that cannot be right
 3      the time was over before what was asked for had happened

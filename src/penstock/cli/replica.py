@@ -41,9 +41,9 @@ def replica(
     exits.log_to_stderr("%(levelname)s %(name)s: %(message)s", logging.INFO)
     tls = tls_context(store_authority, store_certificate, store_key)
     blocks = JetStream(Target.parse(store, tls, os.environ.get(STORE_TOKEN, "")))
-    with contextlib.closing(blocks), contextlib.suppress(*exits.STOPPED):  # the usual end
+    with contextlib.closing(blocks):
         blocks.patiently(blocks.describe_fit)
-        with follow(directory, blocks) as follower:
+        with follow(directory, blocks) as follower, contextlib.suppress(*exits.STOPPED):  # the usual end, from here on
             if as_json:
                 show.print_json({"directory": str(directory), "position": follower.position})
             else:

@@ -13,6 +13,7 @@ from penstock.cli import exits
 from penstock.errors import PenstockError, RefusedError
 from penstock.finding import Finding
 from penstock.printable import command
+from penstock.resolving import UnresolvedError
 
 __all__ = [
     "TELL_AFTER_S", "TRY_ON", "Seldom", "Silences", "hint", "missing", "reason", "refuse_nobody", "refuse_unreachable",
@@ -45,10 +46,13 @@ def refuse_nobody(parts: Address, wait: bool | None = None) -> None:
     from penstock.broker.hosts import connect
 
     try:
-        connect(parts.host, parts.port or 9876, REACH_S)[0].close()
+        connect(parts.host, parts.port or 9876, REACH_S, lambda connection, _: connection.close())
     except ConnectionRefusedError:
         remedy = "" if wait is None else TRY_ON
         raise RefusedError(f"{without_secrets(parts.text)}: nobody listens there{remedy}") from None
+    except UnresolvedError as error:
+        if error.unknown:
+            raise RefusedError(f"{without_secrets(parts.text)}: {error}") from None
     except OSError:
         return  # the later connection reports it
 

@@ -30,6 +30,8 @@ def start_options(address: str, since: str | None, first: str | None, last: int 
     ordinal = None if first is None or first in WORDS else _ordinal(first)
     if parts.scheme == "journal":
         return {"start": _journal_start(parts, since, first, ordinal, last)}
+    if parts.scheme == "nats":
+        return _nats_start(parts, since, first, ordinal, last)
     names = addresses.option_names(addresses.room(parts.scheme).open_subscriber)
     if since is not None:
         return {_option(names, "from_time_ns", "--since", parts.text): moment_ns(since, "--since")}
@@ -41,6 +43,25 @@ def start_options(address: str, since: str | None, first: str | None, last: int 
     if "*" in parts.topic or ">" in parts.topic:
         raise InvalidArgument(f"--from: {parts.text} names several topics; give each by its name, or use --since")
     return {option: 1 if ordinal is None else ordinal}
+
+
+def _nats_start(
+    parts: addresses.Address, since: str | None, first: str | None, ordinal: int | None, last: int | None
+) -> dict[str, Any]:
+    """Where a subscriber of NATS begins: core NATS keeps nothing, a stream is read from its first message on."""
+    if "stream" not in parts.options:
+        if first == "end":
+            return {}
+        flag = "--since" if since is not None else "--last" if last is not None else "--from"
+        raise InvalidArgument(f"{flag}: core NATS keeps no old messages; ?stream=NAME reads what a stream has stored")
+    if "durable" in parts.options:
+        raise InvalidArgument(f"{parts.text}: durable= goes on where it was; leave it out to choose where to begin")
+    if ordinal is not None or last is not None:
+        flag = "--last" if last is not None else "--from"
+        raise InvalidArgument(f"{flag}: a NATS server does not count by subject; --from start, --from end or --since")
+    if since is not None:
+        return {"from_time_ns": moment_ns(since, "--since")}
+    return {"new": True} if first == "end" else {}
 
 
 def _ordinal(text: str) -> int:

@@ -106,9 +106,9 @@ def sub(
     with contextlib.ExitStack() as stack:
 
         def opened(address: str) -> Source:
-            more = start_options(address, since, first, last)
-            more |= answer_within(address, option, timeout)
             where = with_options(address, option, **({} if start is None else {"start": start}))
+            more = start_options(where, since, first, last)
+            more |= answer_within(address, option, timeout)
             if count is not None and passes is None:
                 more |= _credit(where, count)
             silence.refuse_nobody(parse(where), wait)

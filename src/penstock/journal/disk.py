@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,14 +42,16 @@ class Disk:
     def write(self, file: int, data: bytes, zeros: int, offset: int) -> None:
         """``data`` and then ``zeros`` zero bytes, all of it."""
         view = memoryview(data + bytes(zeros) if zeros else data)
-        while view:
-            written = os.pwrite(file, view, offset)
-            view = view[written:]
-            offset += written
+        with named(file):
+            while view:
+                written = os.pwrite(file, view, offset)
+                view = view[written:]
+                offset += written
 
     def sync(self, file: int) -> None:
         """Return when everything written to the file is on disk."""
-        os.fdatasync(file)
+        with named(file):
+            os.fdatasync(file)
 
     def rename(self, old: Path, new: Path) -> None:
         """Atomically; durable after ``sync_directory``."""
@@ -84,6 +86,17 @@ class Disk:
 Found = TypeVar("Found")
 LISTINGS = 100
 LONGEST_HOLE = 1 << 30  # longer than any batch: in a log, nothing valid can follow such a hole
+
+
+@contextlib.contextmanager
+def named(file: int) -> Iterator[None]:
+    """Name the file in the errors of calls that know its descriptor alone."""
+    try:
+        yield
+    except OSError as error:
+        with contextlib.suppress(OSError):  # no /proc
+            error.filename = error.filename or os.readlink(f"/proc/self/fd/{file}")
+        raise
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:

@@ -24,6 +24,7 @@ from penstock.monitor.server import Settings, application
 from penstock.observe.history_file import HistoryFile
 from penstock.observe.watcher import Watcher
 from penstock.quantities import check_duration
+from penstock.resolving import UnresolvedError, resolving
 
 __all__ = ["Service"]
 
@@ -187,10 +188,12 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, connections.SEND_BUFFER_BYTES)
-        listener.bind((host, port))
+        with resolving(host):
+            found = socket.getaddrinfo(host or None, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        listener.bind(found[0][4])
         listener.listen(128)
     except OSError as error:
         listener.close()
-        hint = "; --port 0 takes a free one" if port else ""
+        hint = "; --port 0 takes a free one" if port and not isinstance(error, UnresolvedError) else ""
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}{hint}") from None
     return listener

@@ -1,7 +1,8 @@
 """NATS: ``nats://HOST:PORT/SUBJECT`` reads from and publishes to servers that people run already.
 
 Core NATS by default; JetStream where ``stream=`` (reading) or ``jetstream=true`` (publishing) is given. Headers are
-properties. Needs nats-py: ``pip install 'penstock[nats]'``. Several servers: ``nats://a:4222,b:4222/SUBJECT``.
+properties. Needs nats-py: ``pip install 'penstock[nats]'``. Several servers: ``nats://a:4222,b:4222/SUBJECT``;
+4222 is the port of a host that is written without one.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.address import Address, opener
+from penstock.address import DEFAULT_PORTS, Address, opener
 
 if TYPE_CHECKING:
     from penstock._core import Message
     from penstock.channel import Publisher, Subscriber
 
-PORT = 4222
+PORT = DEFAULT_PORTS["nats"]
 
 
 def open_publisher(
@@ -42,6 +43,8 @@ def open_subscriber(
     queue: str = "",
     stream: str = "",
     durable: str = "",
+    new: bool = False,
+    from_time_ns: int | None = None,
     token: str | None = None,
     user: str | None = None,
     password: str | None = None,
@@ -52,13 +55,16 @@ def open_subscriber(
     """A subscriber for ``nats://HOST:PORT/SUBJECT``, which may have wildcards.
 
     ``queue``: share the messages with others of that group. ``stream``: read what a JetStream stream has stored; with
-    ``durable`` the server remembers under that name what was read, and redelivers the rest.
+    ``durable`` the server remembers under that name what was read, and redelivers the rest. ``new``, ``from_time_ns``:
+    not from the stream's first message on, but what is stored from now on, or from a time on.
     """
     from penstock.nats.connection import Access
     from penstock.nats.subscribing import Subscriber
 
     access = Access(address.host, address.port or PORT, token, user, password, tls, timeout)
-    return Subscriber(access, address.topic, queue=queue, stream=stream, durable=durable).call_in_thread(on_message)
+    return Subscriber(
+        access, address.topic, queue=queue, stream=stream, durable=durable, new=new, from_time_ns=from_time_ns
+    ).call_in_thread(on_message)
 
 
 if TYPE_CHECKING:

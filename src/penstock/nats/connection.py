@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from penstock.address import places_of
 from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError
+from penstock.resolving import resolving
 from penstock.throttle import Throttle
 
 log = logging.getLogger("penstock.nats")
@@ -174,7 +175,9 @@ class Connection:
         deadline = time.monotonic() + self.access.timeout
         for host, port in self.access.places:
             try:
-                with socket.create_connection((host, port), max(0.1, deadline - time.monotonic())) as probe:
+                with resolving(host):
+                    probe = socket.create_connection((host, port), max(0.1, deadline - time.monotonic()))
+                with probe:
                     greeting = b""
                     with contextlib.suppress(TimeoutError):
                         greeting = probe.recv(256)

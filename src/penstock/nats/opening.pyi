@@ -50,6 +50,8 @@ class SubscriberOptions(TypedDict, total=False):
     queue: str
     stream: str
     durable: str
+    new: bool
+    from_time_ns: int | None
     token: str | None
     user: str | None
     password: str | None

@@ -36,10 +36,29 @@ HEARTBEAT, NO_MESSAGES, EXPIRED = "100", "404", "408"  # what a server says of a
 class Subscriber(channel.Subscriber):
     """``stream``: JetStream, else core NATS."""
 
-    def __init__(self, access: Access, subject: str, *, queue: str = "", stream: str = "", durable: str = "") -> None:
+    def __init__(
+        self,
+        access: Access,
+        subject: str,
+        *,
+        queue: str = "",
+        stream: str = "",
+        durable: str = "",
+        new: bool = False,
+        from_time_ns: int | None = None,
+    ) -> None:
         self.subject = check_subject(subject, wildcards=True)
-        if durable and not stream:
-            raise InvalidArgument("durable= is for a JetStream stream: give stream=NAME too")
+        begins = {"new": new or None, "from_time_ns": from_time_ns}
+        begin = [name for name, value in begins.items() if value is not None]
+        for option in ["durable"] * bool(durable) + begin:
+            if not stream:
+                raise InvalidArgument(f"{option}= is for a JetStream stream: give stream=NAME too")
+        if begin and durable:
+            raise InvalidArgument(f"{begin[0]}= does not go with durable=, which goes on where it was")
+        if len(begin) > 1:
+            raise InvalidArgument("give new= or from_time_ns=, not both")
+        self._from = None if from_time_ns is None else _moment(from_time_ns)
+        self._new = new
         for option, name in (("stream", stream), ("durable", durable)):
             if not name.isprintable() or set(name) & set(" .*>/\\"):
                 raise InvalidArgument(
@@ -84,7 +103,7 @@ class Subscriber(channel.Subscriber):
 
     async def _open_consumer(self, stream: str, durable: str) -> str:
         """The name of the stream's consumer, which is made where it is not there."""
-        from nats.js.api import ConsumerConfig
+        from nats.js.api import ConsumerConfig, DeliverPolicy
         from nats.js.errors import NotFoundError
 
         jetstream = self._connection.client.jetstream(timeout=self._connection.access.timeout)
@@ -101,6 +120,10 @@ class Subscriber(channel.Subscriber):
             taken = ", ".join(config.subjects or ())
             raise RefusedError(f"stream {stream} never has {self.subject}: its subjects are {taken}")
         wanted = ConsumerConfig(durable_name=durable or None, filter_subject=self.subject)
+        if self._new:
+            wanted.deliver_policy = DeliverPolicy.NEW
+        elif self._from is not None:
+            wanted.deliver_policy, wanted.opt_start_time = DeliverPolicy.BY_START_TIME, self._from
         return str((await jetstream.add_consumer(stream, wanted)).name)
 
     async def _pull(self, subject: str) -> None:
@@ -287,6 +310,17 @@ class Subscriber(channel.Subscriber):
                 os.close(self._ready)
 
 
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def _moment(time_ns: int) -> datetime.datetime:
+    """The microsecond of a time; nats-py knows none shorter."""
+    try:
+        return EPOCH + datetime.timedelta(microseconds=time_ns // 1000)
+    except OverflowError:
+        raise InvalidArgument(f"from_time_ns={time_ns} is after the year 9999") from None
+
+
 def _nanoseconds(at: datetime.datetime) -> int:
     """Since 1970, exactly: a float of that size is off by hundreds of nanoseconds."""
-    return (at - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) // datetime.timedelta(microseconds=1) * 1000
+    return (at - EPOCH) // datetime.timedelta(microseconds=1) * 1000

@@ -105,7 +105,8 @@ def _explain(text: str, watch_s: float, passed: set[str], without: int = 0) -> l
         stalled, losing = _watch(readers, watch_s)
         found += _reader_findings(readers, stalled, losing, watch_s)
     if not bridged and (not blocks or (parts.scheme == "shm" and not publishers)):
-        answers = parts.scheme in ("tcp", "broker", "nats") and not any(finding.grave for finding in found)
+        # a journal that has the topic answers too
+        answers = parts.scheme in ("tcp", "broker", "nats", "journal") and not any(finding.grave for finding in found)
         if parts.scheme == "broker" or not answers:
             found += _similar_addresses(parts, everything, at_another_port=not answers)
     return sorted(found, key=lambda finding: not finding.grave)

@@ -29,6 +29,7 @@ from penstock.journal import Entry
 from penstock.recording.feed import Direct, feed_of
 from penstock.recording.merge import Lane, Merge
 from penstock.recording.tape import Plan, Tape
+from penstock.resolving import resolving
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -472,7 +473,8 @@ def _reach_broker(address: str, deadline: float) -> None:
         return
     while True:
         try:
-            socket.create_connection((parsed.host, parsed.port), max(0.1, deadline - time.monotonic())).close()
+            with resolving(parsed.host):
+                socket.create_connection((parsed.host, parsed.port), max(0.1, deadline - time.monotonic())).close()
             return
         except OSError as error:
             if time.monotonic() >= deadline:

@@ -18,6 +18,7 @@ from typing import Any
 from penstock.errors import ProtocolError, RefusedError, describe
 from penstock.replica import protocol
 from penstock.replica.protocol import Failure, Info, Message, Parser, Ping, Pong
+from penstock.resolving import resolving
 
 PORT = 4222
 READ_BYTES = 1 << 18
@@ -54,7 +55,8 @@ class Connection:
         self._parser = Parser()
         self._events: list[protocol.Event] = []
         self.info: dict[str, Any] = {}
-        self._socket = socket.create_connection(server, timeout)
+        with resolving(server[0]):
+            self._socket = socket.create_connection(server, timeout)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._greet(access, time.monotonic() + timeout)

@@ -55,7 +55,7 @@ class Follower:
 
     def __init__(self, directory: str | Path, blocks: Blocks) -> None:
         self.directory = Path(directory)
-        self._place = utf8_path(self.directory)
+        self._place = utf8_path(self.directory.absolute())  # the monitor finds it by this, and errors name it
         self.blocks = blocks
         self.applied = 0  #: the last block that was processed
         self.mended: list[str] = []  #: files that were damaged or missing and have been rebuilt

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.replica.stream import Blocks
 
 log = logging.getLogger("penstock.replica")
-SLOW_S = 1.5  # a cluster that chooses a leader for less than that is not spoken of
+SLOW_S = 1.5  # no answer for so long is told; shorter ones are usual while the servers choose a leader
 
 
 class Outage:

@@ -272,7 +272,12 @@ class JetStream:
             servers = ",".join(f"{host}:{port}" for host, port in self.target.servers)
             text = f"the server at {servers} is of no cluster and keeps one copy, not {self.target.replicas}"
             raise InvalidArgument(f"{text}: add ?replicas=1 to the store's address, or start three servers") from None
-        return self.describe_fit()
+        try:
+            return self.describe_fit()
+        except StreamError as error:
+            if getattr(error, "number", 0) != STREAM_NOT_FOUND:
+                raise
+            raise UnansweredError(f"{self.name} is made, and not every server knows it yet") from None
 
     def describe_fit(self) -> dict[str, Any]:
         """``describe``, of a stream that keeps every block. InvalidArgument: it does not, or is another program's."""
@@ -323,10 +328,14 @@ class JetStream:
         self.patiently(self.open, seconds)
 
     def patiently(self, act: Callable[[], T], seconds: float = 60.0) -> T:
-        """What ``act`` gives; it is tried again while the stream is not there or does not answer."""
-        deadline = time.monotonic() + seconds
+        """What ``act`` gives; it is tried again while the stream is not there or does not answer. The servers need a
+        moment for a stream that was just made: that one does not answer is told when it lasts.
+        """
+        began = time.monotonic()
+        deadline = began + seconds
         seldom = Seldom()
-        slow = threading.Timer(SLOW_S, seldom.warn, ("%s has not answered yet; trying on", self.name))
+        text = f"{self.name} has not answered yet"
+        slow = threading.Timer(SLOW_S, lambda: seldom.warn("%s; trying on", text))
         slow.daemon = True
         slow.start()
         try:
@@ -337,7 +346,8 @@ class JetStream:
                     self.client.disconnect()
                     if time.monotonic() >= deadline:
                         raise TimeoutError(self._explain(error)) from error
-                    if seldom.due:  # not each time: who answers is asked of all servers
+                    lasts = not isinstance(error, UnansweredError) or time.monotonic() - began >= SLOW_S
+                    if lasts and seldom.due:  # not each time: who answers is asked of all servers
                         seldom.warn("%s; trying on", self._explain(error))
                 time.sleep(PAUSE_S)
         finally:

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock import address as addresses
 from penstock.finding import Finding
+from penstock.resolving import UnresolvedError, resolving
 
 __all__ = ["describe", "explain", "unreached"]
 
@@ -24,12 +25,13 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
                 probe.settimeout(2)
                 probe.connect(parts.name)
         else:
-            socket.create_connection((parts.host, parts.port or 0), 2).close()
+            with resolving(parts.host):
+                socket.create_connection((parts.host, parts.port or 0), 2).close()
     except ConnectionRefusedError:
         what = "a publisher" if parts.scheme == "tcp" else "a broker"
         yield Finding(f"nobody listens at {where}", f"start {what} there, or check the port")
-    except socket.gaierror as error:
-        yield Finding(f"the name {parts.host} cannot be resolved: {error.strerror}")
+    except UnresolvedError as error:
+        yield Finding(str(error), "check the name, or write the number of the address")
     except TimeoutError:
         yield Finding(f"{where} does not answer within 2 s", "a firewall, a wrong address, or a machine that is off")
     except OSError as error:

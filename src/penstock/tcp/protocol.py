@@ -22,6 +22,7 @@ import os
 import struct
 from dataclasses import dataclass
 
+from penstock.address import NO_BROKER
 from penstock.errors import ProtocolError, RefusedError
 from penstock.printable import printable
 
@@ -371,7 +372,7 @@ class Answer(Negotiation):
         agreed = super().feed(data)
         if self._frames == 0 and self._reader.begins_with(BROKER_BEGINS):
             said = "calls are answered" if self._calls else "messages are published"
-            reason = f"{said} at this port, there is no broker; its address begins with tcp://"
+            reason = f"{said} at this port, {NO_BROKER}; its address begins with tcp://"
             self.outgoing += f"ERR closing {reason}\n".encode()
             raise RefusedError(f"a client of a broker has come: {reason}")
         return agreed

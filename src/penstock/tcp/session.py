@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, ProtocolError, RefusedError
+from penstock.resolving import resolving
 from penstock.tcp import sockets
 from penstock.tcp.executor import HANG_UP, READ, WRITE, CollectedError, Timer
 from penstock.tcp.log import Throttle, logger
@@ -351,7 +352,8 @@ class _Attempt:
             if host.startswith("/"):
                 self._addresses = [(socket.AF_UNIX, host)]
             else:
-                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                with resolving(host):
+                    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 self._addresses = [(family, address) for family, _, _, _, address in found]
         except OSError as error:
             self._error = error

@@ -10,6 +10,7 @@ import ssl
 import stat
 
 from penstock.errors import InvalidArgument, RefusedError
+from penstock.resolving import UnresolvedError, resolving
 
 PROBES = 3  # intervals of a keepalive time: an idle peer is asked after one, and must have answered after the others
 
@@ -64,9 +65,10 @@ def prepare(connection: socket.socket, keepalive: float | None) -> None:
 def listen(host: str, port: int, backlog: int) -> socket.socket:
     """A listening socket at the first address of ``host``; an IPv6 one takes no IPv4 connections."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise InvalidArgument(f"host={host!r} has no address to listen at: {error.strerror}") from error
+        with resolving(host):
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnresolvedError as error:
+        raise InvalidArgument(f"cannot listen at {host}:{port}: {error}") from error
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock._core.broker import Scanner, publish_lines
+from penstock.address import NO_BROKER
 from penstock.broker import words
 from penstock.errors import InvalidArgument, PenstockError, ProtocolError, RefusedError
 
@@ -40,6 +41,10 @@ class Position(int):
 
 class _TryAgain(ProtocolError):
     """The broker cannot serve this client now: try again with another connection."""
+
+
+class NotABrokerError(ProtocolError):
+    """Something else listens where one of several brokers should be: the others are tried."""
 
 
 class Pending:
@@ -302,6 +307,7 @@ class Dialogue:
         """Handle one event of what was received; False when there is none.
 
         ProtocolError if it is not a broker's answer: then the outcome of all pending requests is unknown.
+        NotABrokerError: nothing was asked yet.
         """
         try:
             event = self.scanner.next(most)
@@ -313,10 +319,13 @@ class Dialogue:
         verb, rest, batch = event
         try:
             self._event(verb, rest, batch)
-        except _TryAgain:
+        except (_TryAgain, NotABrokerError):
             raise
         except (ProtocolError, RefusedError, ValueError, TypeError, LookupError, RecursionError) as error:
-            wrong = ProtocolError(f"the broker sent what is no answer: {verb} {rest[:100]}".strip())
+            sent = f"{verb} {rest[:100]}".strip()
+            if self.one_store and not self.ready:
+                raise NotABrokerError(f"it sent {sent}") from error
+            wrong = ProtocolError(f"the broker sent what is no answer: {sent}")
             self._abandon(wrong)
             raise wrong from error
         except BaseException:
@@ -414,6 +423,8 @@ class Dialogue:
         if not code:
             raise ProtocolError("an error has a code")
         if code == "closing":
+            if not self.ready and self.one_store and NO_BROKER in text:
+                raise NotABrokerError(text)
             self.farewell = text
             if not self.ready and self.version > 1 and "speaks version 1:" in text:
                 self.version = 1  # an older broker: the next connection uses version 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import select
 import socket
@@ -15,7 +16,7 @@ import threading
 import time
 
 from penstock._core.broker import open_timer, set_timer
-from penstock.broker.client.dialogue import Dialogue
+from penstock.broker.client.dialogue import Dialogue, NotABrokerError
 from penstock.broker.hosts import NOBODY_LEADS_REMEDY, hosts_of, nobody_leads, settled
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
 from penstock.channel import check_timeout
@@ -29,7 +30,9 @@ from penstock.errors import (
     StateError,
     describe,
 )
+from penstock.resolving import resolving
 
+log = logging.getLogger("penstock.broker")
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
 ATTEMPT_S = 5.0  # time-out of one attempt to connect: a machine that is gone answers nothing
 # With several brokers another one may lead at any moment, even while the old one is only stopped: its kernel still
@@ -77,6 +80,7 @@ class Link:
         self._pause = self._broken_pause = RETRY_S[0]  # the second: after what is no answer, which also greets
         self._greeted_at = 0.0
         self._error: Exception | None = None
+        self._troubles: dict[tuple[str, int], Exception] = {}  # by host and port: the last error
         self._down_since = time.monotonic()
         self._poll = select.epoll()  # fileno() returns it: it stays the same over reconnects
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -261,7 +265,8 @@ class Link:
             return
         if self.connections and not self._reconnect:
             raise ConnectionError("the connection was lost")
-        family, kind, _, _, address = socket.getaddrinfo(*self._hosts[self._at], type=socket.SOCK_STREAM)[0]
+        with resolving(self._hosts[self._at][0]):
+            family, kind, _, _, address = socket.getaddrinfo(*self._hosts[self._at], type=socket.SOCK_STREAM)[0]
         self._socket = socket.socket(family, kind)
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -396,13 +401,16 @@ class Link:
             try:
                 if not self.dialogue.step():
                     break
-            except ProtocolError:
+            except ProtocolError as found:
+                if not was_ready and not isinstance(error, ProtocolError):
+                    error = found  # says more than that the connection was closed
                 break
         self._drop_socket()
         self.dialogue.disconnected()
         now = time.monotonic()
         if was_ready:
             self._down_since = now
+        self._note(error)
         self._at = (self._at + 1) % len(self._hosts)
         self._retry_at = now
         if now - self._greeted_at > RETRY_S[1]:
@@ -412,12 +420,19 @@ class Link:
         if self._at == 0 or was_ready:  # all hosts were tried
             self._retry_at += self._pause
             self._pause = min(self._pause * 2, RETRY_S[1] if len(self._hosts) == 1 else GROUP_RETRY_S)
-        self._error = error
         if self.dialogue.refused is None and self.connections and not self._reconnect:
             self.dialogue.fail(self._no_connection())
         elif isinstance(error, ssl.SSLCertVerificationError) and not self.connections:
             self.dialogue.fail(RefusedError(f"the broker at {self.host}:{self.port} is not trusted: {error}"))
         self._set_timer()
+
+    def _note(self, error: Exception) -> None:
+        """Why there is no connection; of one of several, that something else listens there is told once."""
+        self._error = error
+        place = self._hosts[self._at]
+        known, self._troubles[place] = self._troubles.get(place), error
+        if isinstance(error, NotABrokerError) and not isinstance(known, NotABrokerError):
+            log.warning("what listens at %s:%d is no broker: %s; the others of the group are tried", *place, error)
 
     def check_reachable(self, since: float) -> None:
         """ClosedError if there was no connection for the whole connect time-out, all of it after ``since``. Nothing
@@ -454,9 +469,12 @@ class Link:
 
     def _why(self) -> str:
         """Why there is no connection."""
-        if len(self._hosts) > 1 and isinstance(self._error, ConnectionRefusedError | TimeoutError):
-            return f"{nobody_leads(self.host, self.port)} ({NOBODY_LEADS_REMEDY})"
-        return "not connected yet" if self._error is None else describe(self._error)
+        if len(self._hosts) == 1 or self._error is None or self.dialogue.refused is not None:
+            return "not connected yet" if self._error is None else describe(self._error)
+        usual = ConnectionRefusedError | TimeoutError  # of those that stand by, or do not run
+        others = {place: error for place, error in self._troubles.items() if not isinstance(error, usual)}
+        told = "".join(f"; {host}:{port}: {describe(error)}" for (host, port), error in others.items())
+        return f"{nobody_leads(self.host, self.port)} ({NOBODY_LEADS_REMEDY}){told}"
 
     def finish(self, farewell: bytes) -> None:
         """Send what is pending and a last line, and close when the broker has: FAREWELL_S at most."""
