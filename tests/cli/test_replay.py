@@ -159,7 +159,7 @@ def test_modules_in_processes_are_refused_by_name(folder: Path) -> None:
 # ---- what a module or program of a user's does wrong
 
 MODULES = """
-import os, subprocess, sys, threading, time
+import concurrent.futures, os, subprocess, sys, threading, time
 import penstock
 from penstock.gateway import Module, Source
 
@@ -234,14 +234,34 @@ class Quiet(Module):
 
 class InThread(Module):
     def receive(self, message):
-        thread = threading.Thread(target=self.publish, args=(b"x",))
+        thread = threading.Thread(target=self.publish, args=(b"x",), name="own one")
         thread.start()
         thread.join()
 
-class KeepsThread(Module):
+class InTimer(Module):  # of the machine's time: it is due when the replay has ended
     def receive(self, message):
-        if message.ordinal == 1:
-            threading.Thread(target=time.sleep, args=(1000,), name="own one", daemon=True).start()
+        if message.ordinal == 50:
+            threading.Timer(1000, self.publish, (b"x",)).start()
+
+class InPool(Module):
+    def receive(self, message):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            self.publish(pool.submit(bytes, message).result())
+
+class AtTheEnd(Module):
+    def receive(self, message):
+        pass
+    def destroy(self):
+        try:
+            threading.Thread(target=print, args=("it runs",), name="last").start()
+        except Exception:
+            pass
+
+class ByClock(Module):
+    def start(self):
+        self.clock.call_at(self.clock.now() + 1, threading.Thread(target=print, args=("it runs",), name="late").start)
+    def receive(self, message):
+        pass
 
 class Ordinal(Module):
     def receive(self, message):
@@ -297,7 +317,14 @@ def test_what_is_refused_ends_the_replay_whoever_caught_it(folder: Path) -> None
     assert not (folder / "out").exists()  # nothing was stored, so the next try finds it free
 
 
-@pytest.mark.parametrize("opened", ["penstock.publisher('shm:/early')", "penstock.journal.Journal('shm:/early')"])
+@pytest.mark.parametrize(
+    "opened",
+    [
+        "penstock.publisher('shm:/early')",
+        "penstock.journal.Journal('shm:/early')",
+        "__import__('threading').Thread(target=print, name='shm:/early').start()",
+    ],
+)
 def test_what_a_module_opens_at_its_import_is_refused(folder: Path, opened: str) -> None:
     (folder / "early.py").write_text(
         "import penstock\nfrom penstock.gateway import Module\n"
@@ -310,12 +337,24 @@ def test_what_a_module_opens_at_its_import_is_refused(folder: Path, opened: str)
     assert done.returncode == 1 and "shm:/early" in done.stderr and "cannot be replayed" in done.stderr, done.stderr
 
 
-def test_messages_from_threads_of_one_s_own_are_refused_and_such_threads_told(folder: Path) -> None:
-    done = run("replay", "rec", "--into", gateway_of(folder, "InThread"), cwd=folder)
-    assert done.returncode == 1 and "a message of 'it' from a thread of its own cannot be replayed" in done.stderr
-    assert "Traceback" not in done.stderr
-    done = run("replay", "rec", "--into", gateway_of(folder, "KeepsThread"), cwd=folder)
-    assert done.returncode == 0 and "threads of one's own still run: own one" in done.stderr
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("InThread", "'own one', started at {folder}/modules.py:"),
+        ("InTimer", "'Thread-1', started at {folder}/modules.py:"),
+        ("InPool", "'ThreadPoolExecutor-0_0', started at {folder}/modules.py:"),
+        ("AtTheEnd", "'last', started at {folder}/modules.py:"),
+        ("ByClock", "'late', started at"),
+    ],
+)
+def test_threads_of_a_module_are_refused_when_they_are_started(folder: Path, kind: str, told: str) -> None:
+    file = gateway_of(folder, kind)
+    for options in ((), ("--rule", "size < 9"), ("--bisect", "size < 9")) if kind == "InTimer" else ((),):
+        done = run("replay", "rec", "--into", file, *options, cwd=folder)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 1 and done.stdout == ""
+        assert f"a thread of one's own ({told.format(folder=folder)}" in line
+        assert "clock.call_later takes recorded time) cannot be replayed the same way twice" in line
 
 
 PROGRAM_ERRORS = {
@@ -517,7 +556,9 @@ def test_processes_of_a_module_are_told(folder: Path) -> None:
 def test_the_replays_of_a_bisect_are_no_deaths(folder: Path, kind: str | None) -> None:
     (folder / "shared").mkdir(0o700)
     own = {"XDG_STATE_HOME": str(folder), "PENSTOCK_SHM_DIR": str(folder / "shared")}
-    file, rule = (gateway_of(folder, kind), "properties.number != '20'") if kind else ("gateway.json", "value.twice < 80")
+    file, rule = (
+        (gateway_of(folder, kind), "properties.number != '20'") if kind else ("gateway.json", "value.twice < 80")
+    )
     done = run("replay", "rec", "--into", file, "--bisect", rule, cwd=folder, **own)
     assert done.returncode == 4 and "needed" in done.stdout, done.stderr
     assert json.loads(run("autopsy", "--json", **own).stdout) == {"deaths": []}

@@ -25,6 +25,7 @@ from penstock.gateway.configuration import is_address
 from penstock.gateway.errors import reason_of
 from penstock.gateway.stage import FAILURES, MAX_AT_ONCE, Failure, Stage, cast, noted
 from penstock.recording.story import topic_of
+from penstock.replay.outside import controlled
 from penstock.secrecy import without_secrets
 from penstock.types import Schema
 
@@ -112,13 +113,13 @@ def _beside(file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nothing_opened() -> Iterator[None]:
-    """Inside, a virtual clock is in use, so that modules cannot open handles when they are imported: in a replay these
-    would really send.
+    """Inside, a virtual clock is in use, so that modules cannot open handles or start threads when they are imported:
+    in a replay these would really send.
     """
     if in_use():
         yield
         return
-    with using(VirtualClock()) as clock:
+    with using(VirtualClock()) as clock, controlled():
         clock.replayed = True
         yield
         if clock.refused is not None:
