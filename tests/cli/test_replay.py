@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -593,3 +594,16 @@ def test_inputs_that_break_the_rule_earlier_are_confirmed(folder: Path) -> None:
 def test_where_the_inputs_go_is_checked_before_the_work(folder: Path) -> None:
     done = run("replay", "rec", "--into", "gateway.json", "--bisect", "value.twice < 80", "-o", "rec", cwd=folder)
     assert done.returncode == 2 and "rec is not empty" in done.stderr and done.stdout == ""
+
+
+@pytest.mark.parametrize("options", [(), ("--bisect", "value.twice < 80")])
+def test_nothing_is_stored_inside_of_a_recording(folder: Path, options: tuple[str, ...]) -> None:
+    (folder / "parts").mkdir()
+    shutil.copytree(folder / "rec", folder / "parts" / "00001")
+    (folder / "link").symlink_to("parts")
+    cases = [("rec", "rec/new/out", "rec"), ("parts", "link/2", "parts"), ("rec", "parts/00001/x", "parts/00001")]
+    for recording, out, where in cases:
+        done = run("replay", recording, "--into", "gateway.json", *options, "-o", out, cwd=folder)
+        assert done.returncode == 2 and f"{out} lies in the recording {folder / where}" in done.stderr, done.stderr
+        assert done.stdout == "" and not (folder / out).exists()
+    assert not (folder / "rec" / "new").exists()

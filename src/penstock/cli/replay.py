@@ -131,7 +131,7 @@ def replay(
 
     rules = [_rule(Rule, expression, judged, "--bisect" if bisect else "--rule") for expression in bisect or rule or ()]
     if output is not None:
-        _check_free(output)
+        _check_free(output, recording)
     _show_failures()
     with _stdout_kept(as_json), seeded(seed):  # modules are imported here
         place = target(into, mapping, capture or ())
@@ -165,8 +165,14 @@ def _refuse_beside(ctx: typer.Context, asked: str) -> None:
         raise typer.BadParameter(f"{', '.join(flags[name] for name in given)} means nothing with {asked}")
 
 
-def _check_free(out: Path) -> None:
+def _check_free(out: Path, recording: Path) -> None:
     """Before the work, not after it."""
+    from penstock.recording.story import is_journal
+
+    # Inside of a recording it would be taken for a part of that, by the next reader or by whoever copies it.
+    for folder in out.resolve().parents:
+        if folder == recording.resolve() or is_journal(folder):
+            raise InvalidArgument(f"{out} lies in the recording {folder}; what is stored needs a folder elsewhere")
     if out.exists() and not out.is_dir():
         raise InvalidArgument(f"{out} is no folder; what is stored needs a folder of its own")
     if out.exists() and any(out.iterdir()):
