@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -160,7 +161,7 @@ def test_modules_in_processes_are_refused_by_name(folder: Path) -> None:
 # ---- what a module or program of a user's does wrong
 
 MODULES = """
-import concurrent.futures, os, subprocess, sys, threading, time
+import concurrent.futures, ctypes, os, signal, subprocess, sys, threading, time
 import penstock
 from penstock.gateway import Module, Source
 
@@ -223,6 +224,49 @@ class Ends(Module):
         if message.ordinal == 20 and self.seen != 20:
             os._exit(9)
         self.publish(b"x", {"number": str(self.seen)})
+
+class EndsAll(Module):
+    def receive(self, message):
+        if message.ordinal == 20:
+            os._exit(0)
+
+class Aborts(EndsAll):
+    def receive(self, message):
+        if message.ordinal == 20:
+            os.abort()
+
+class Kills(EndsAll):
+    def receive(self, message):
+        if message.ordinal == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+class Signals(EndsAll):
+    def receive(self, message):
+        if message.ordinal == 20:
+            signal.raise_signal(signal.SIGTERM)
+
+class Forks(Module):
+    def receive(self, message):
+        child = os.fork()
+        if child == 0:
+            threading.Thread(target=os._exit, args=(3,)).start()
+            signal.pause()
+        self.publish(b'{"code": %d}' % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+class Crashes(Module):
+    def receive(self, message):
+        if message.ordinal == 20:
+            ctypes.string_at(0)
+
+class Waits(Module):  # with fewer inputs it never comes back
+    seen = 0
+    def receive(self, message):
+        self.seen += 1
+        if message.ordinal == 50 and self.seen < 20:
+            print("it waits", flush=True)
+            while True:
+                time.sleep(1)
+        self.publish(b'{"ordinal": %d}' % message.ordinal)
 
 class Quiet(Module):
     since = 0
@@ -565,11 +609,66 @@ def test_the_replays_of_a_bisect_are_no_deaths(folder: Path, kind: str | None) -
     assert json.loads(run("autopsy", "--json", **own).stdout) == {"deaths": []}
 
 
-def test_a_replay_that_ends_its_process_counts_as_not_breaking_the_rule(folder: Path) -> None:
+def test_a_replay_with_fewer_inputs_that_is_refused_or_fails_counts_as_not_breaking_the_rule(folder: Path) -> None:
     options = ("replay", "rec", "--into", gateway_of(folder, "Ends"), "--bisect", "properties.number != '20'")
     done = run(*options, cwd=folder)
     assert done.returncode == 4 and "20 of 20 inputs are needed" in done.stdout, done.stderr
-    assert "ended the process (a module did)" in done.stderr and '{"number": "20"}' in done.stdout
+    assert "with fewer inputs came to no end" in done.stderr and '{"number": "20"}' in done.stdout
+    assert "the first: os._exit, called at" in done.stderr and "topic speed, ordinal 20" in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--bisect", "size < 9")])
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [("EndsAll", "os._exit"), ("Aborts", "os.abort"), ("Kills", "os.kill"), ("Signals", "signal.raise_signal")],
+)
+def test_a_module_that_ends_the_process_is_refused_by_name_with_the_message(
+    folder: Path, kind: str, call: str, options: tuple[str, ...]
+) -> None:
+    done = run("replay", "rec", "--into", gateway_of(folder, kind), *options, cwd=folder)
+    assert done.returncode == 1 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert f"{call}, called at {folder}/modules.py:" in done.stderr
+    assert "(it, at input 20: topic speed, ordinal 20)" in done.stderr
+
+
+def test_a_process_that_a_module_forks_may_end(folder: Path) -> None:
+    done = run("replay", "rec", "--into", gateway_of(folder, "Forks"), "--rule", "value.code == 3", cwd=folder)
+    assert done.returncode == 0 and "holds for 50 messages" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--bisect", "size < 9")])
+def test_the_line_of_a_module_whose_native_code_crashes_is_shown(folder: Path, options: tuple[str, ...]) -> None:
+    done = run("replay", "rec", "--into", gateway_of(folder, "Crashes"), *options, cwd=folder)
+    assert "Segmentation fault" in done.stderr and "modules.py" in done.stderr and "in receive" in done.stderr
+    assert done.returncode == (1 if options else -signal.SIGSEGV)
+    assert ("the process of a replay ended by signal 11" in done.stderr) == bool(options)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_a_bisect_has_left_when_it_is_interrupted_is_shown_and_stored(
+    folder: Path, number: signal.Signals, as_json: bool
+) -> None:
+    options = ("--bisect", "value.ordinal < 50", "-o", "least", *(("--json",) if as_json else ()))
+    program = start(
+        "replay", "rec", "--into", gateway_of(folder, "Waits"), *options, cwd=folder, start_new_session=True
+    )
+    stream = program.stderr if as_json else program.stdout
+    assert stream is not None
+    while stream.readline() != "it waits\n":
+        assert program.poll() is None
+    os.killpg(program.pid, number)  # as a terminal does: it reaches the replays too
+    out, err = program.communicate(timeout=60)
+    assert program.returncode == 128 + number and "Traceback" not in err, err
+    if as_json:
+        found = json.loads(out)
+        assert (found["least"], found["confirmed"]) == (False, None)
+        left = len(found["needed"])
+    else:
+        left = int(out.partition(" of 50 inputs are left")[0].split()[-1])
+        assert "not the least: it was interrupted" in out and "stored in least" in out
+    again = run("replay", "least", "--into", "one.json", "--rule", "value.ordinal < 50", "--json", cwd=folder)
+    assert again.returncode == 4 and json.loads(again.stdout)["inputs"] == left == 25
 
 
 def test_a_break_that_does_not_come_again_is_told(folder: Path) -> None:

@@ -1,5 +1,5 @@
 """What modules and programs use that a replay does not control: threads of their own are refused when they are started,
-processes and sockets are noted.
+calls that would end the process when they are made; processes and sockets are noted.
 
 A thread counts as started by a module if the thread of the replay, or one of the virtual clock's, starts it, in
 whichever library. (Python 3.11 has no audit event for that, so ``Thread.start`` is replaced meanwhile.)
@@ -8,10 +8,13 @@ whichever library. (Python 3.11 has no audit event for that, so ``Thread.start``
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from penstock import clock as clocks
 from penstock.replay.watchdog import innermost
@@ -25,36 +28,69 @@ OUTSIDE = frozenset({
 })  # fmt: skip
 # a process started by this causes no event, but the import of this module does
 SPAWNED = "multiprocessing.popen_spawn_posix"
-
-
+#: Functions that end the process, or may.
+ENDS = ((os, "_exit"), (os, "abort"), (os, "kill"), (os, "killpg"), (signal, "raise_signal"))
 _notes: list[str] | None = None  # of the replay that runs
 _hooked: list[bool] = []
 
 
 @contextlib.contextmanager
 def controlled() -> Iterator[list[str]]:
-    """Inside, a thread that this thread (or one of the virtual clock's) starts is refused. Gives the notes about
-    processes that are started and sockets that are used.
+    """Inside, threads that this thread (or one of the virtual clock's) starts are refused, and calls that would end the
+    process. Gives the notes about processes that are started and sockets that are used.
     """
     global _notes  # noqa: PLW0603
     if not _hooked:  # an audit hook cannot be removed
         _hooked.append(True)
         sys.addaudithook(_audit)
     found: list[str] = []
-    thread, start = threading.get_ident(), threading.Thread.start
+    process, thread = os.getpid(), threading.get_ident()
 
-    def start_or_refuse(started: threading.Thread) -> None:
-        if clocks.in_order(thread):
-            _refuse(started, sys._getframe(1))
-        start(started)
+    def is_ours() -> bool:
+        """Whether the caller is under control: a process that a module forks is not."""
+        return os.getpid() == process and clocks.in_order(thread)
 
-    _notes = found
-    threading.Thread.start = start_or_refuse  # type: ignore[assignment, method-assign]
-    try:
-        yield found
-    finally:
-        threading.Thread.start = start  # type: ignore[method-assign]
-        _notes = None
+    def start_or_refuse(start: Callable[..., None]) -> Callable[..., None]:
+        def started(one: threading.Thread) -> None:
+            if is_ours():
+                _refuse_thread(one, sys._getframe(1))
+            start(one)
+
+        return started
+
+    def end_or_refuse(end: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def ended(*arguments: Any, **options: Any) -> Any:
+            if is_ours() and _ends_this(name, arguments):
+                place = innermost(sys._getframe(1))
+                clocks.refuse_if_virtual(f"{name}, called at {place}, which ends the process,")
+            return end(*arguments, **options)
+
+        return ended
+
+    with contextlib.ExitStack() as stack:
+        _notes = found
+        _replace(stack, threading.Thread, "start", start_or_refuse(threading.Thread.start))
+        for owner, name in ENDS:
+            _replace(stack, owner, name, end_or_refuse(getattr(owner, name), f"{owner.__name__}.{name}"))
+        try:
+            yield found
+        finally:
+            _notes = None
+
+
+def _replace(stack: contextlib.ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
+    stack.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, function)
+
+
+def _ends_this(name: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether such a call is meant for this process. Any signal but 0 counts, since the command handles those that end
+    it: a module that sends one would end the replay without a word.
+    """
+    if name not in ("os.kill", "os.killpg"):
+        return True
+    mine = (os.getpid(), 0, -1, -os.getpgrp()) if name == "os.kill" else (os.getpgrp(), 0)
+    return arguments[:1] != () and arguments[0] in mine and arguments[1:] != (0,)
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
@@ -66,7 +102,7 @@ def _audit(event: str, arguments: tuple[object, ...]) -> None:
             _notes.append(told)
 
 
-def _refuse(thread: threading.Thread, caller: FrameType) -> None:
+def _refuse_thread(thread: threading.Thread, caller: FrameType) -> None:
     """Refuse a thread, unless it is one of Penstock's: the clock's own, or one that completes a journal's file."""
     starter = caller.f_globals.get("__name__", "")
     # The clock calls functions of modules, and one of these may be the start of a thread.

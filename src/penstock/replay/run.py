@@ -57,6 +57,7 @@ def replay(
     used that is not reproducible, even if a module caught that error.
     """
     began, count, first_ns = time.monotonic(), 0, times_ns[0]
+    handled: Input | None = None
     waiting: dict[str, int] = {}
     notes: tuple[str, ...] = ()
     with (
@@ -69,6 +70,7 @@ def replay(
         # From here on only the replay may move the clock: a module that tries gets a RefusedError.
         clock.replayed = True
         actor = target.actor(clock, on_published, on_left)
+        clock.where = lambda: _where(actor.running, count, handled)
         try:
             actor.start()
             _check(clock)
@@ -81,7 +83,9 @@ def replay(
                     break
                 count += 1
                 on_input()
+                handled = one
                 actor.put(one.source, one.message, one.ordinal, one.schema)
+                handled = None
                 _check(clock)
                 if enough():
                     break
@@ -98,6 +102,14 @@ def replay(
         seconds = time.monotonic() - began
         notes = (*notes, *outside)
         return Report(count, (clock.time_ns() - first_ns) / 1e9, seconds, tuple(actor.failures), waiting, notes)
+
+
+def _where(running: str, count: int, handled: Input | None) -> str:
+    """The module that runs, and the input that it handles: ``handled``, or what comes after ``count`` of them."""
+    module = f"{running}, " if running else ""
+    if handled is None:
+        return f"{module}after input {count}" if count else f"{module}before the first input"
+    return f"{module}at input {count}: topic {handled.message.channel}, ordinal {handled.ordinal}"
 
 
 def _check(clock: VirtualClock) -> None:

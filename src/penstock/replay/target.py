@@ -60,6 +60,10 @@ class Actor(Protocol):
         """End at once."""
 
     @property
+    def running(self) -> str:
+        """The module that runs, or ran last; empty if that is not known."""
+
+    @property
     def failures(self) -> list[Failure]:
         """Failures so far that did not end the run."""
 
@@ -215,6 +219,7 @@ class _Program:
         self, file: Path, outputs: tuple[str, ...], places: list[str], clock: VirtualClock, told: Told
     ) -> None:
         self._file, self._clock = file, clock
+        self.running = file.name
         # Keep the buses alive: a program may keep no handle of a bus, which would then be gone before the first
         # message.
         self._held = [named_bus(address.parse(text).name) for text in places]
