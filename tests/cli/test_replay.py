@@ -230,17 +230,24 @@ class EndsAll(Module):
         if message.ordinal == 20:
             os._exit(0)
 
-class Aborts(EndsAll):
+from os import _exit
+
+class EndsByName(Module):
+    def receive(self, message):
+        if message.ordinal == 20:
+            _exit(status=0)
+
+class Aborts(Module):
     def receive(self, message):
         if message.ordinal == 20:
             os.abort()
 
-class Kills(EndsAll):
+class Kills(Module):
     def receive(self, message):
         if message.ordinal == 20:
             os.kill(os.getpid(), signal.SIGKILL)
 
-class Signals(EndsAll):
+class Signals(Module):
     def receive(self, message):
         if message.ordinal == 20:
             signal.raise_signal(signal.SIGTERM)
@@ -620,7 +627,13 @@ def test_a_replay_with_fewer_inputs_that_is_refused_or_fails_counts_as_not_break
 @pytest.mark.parametrize("options", [(), ("--bisect", "size < 9")])
 @pytest.mark.parametrize(
     ("kind", "call"),
-    [("EndsAll", "os._exit"), ("Aborts", "os.abort"), ("Kills", "os.kill"), ("Signals", "signal.raise_signal")],
+    [
+        ("EndsAll", "os._exit"),
+        ("EndsByName", "os._exit"),
+        ("Aborts", "os.abort"),
+        ("Kills", "os.kill"),
+        ("Signals", "signal.raise_signal"),
+    ],
 )
 def test_a_module_that_ends_the_process_is_refused_by_name_with_the_message(
     folder: Path, kind: str, call: str, options: tuple[str, ...]

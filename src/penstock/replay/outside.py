@@ -30,7 +30,21 @@ OUTSIDE = frozenset({
 SPAWNED = "multiprocessing.popen_spawn_posix"
 #: Functions that end the process, or may.
 ENDS = ((os, "_exit"), (os, "abort"), (os, "kill"), (os, "killpg"), (signal, "raise_signal"))
-_notes: list[str] | None = None  # of the replay that runs
+
+
+class _Controlled:
+    """The replay that runs: its process and thread, and what was noted."""
+
+    def __init__(self) -> None:
+        self._process, self._thread = os.getpid(), threading.get_ident()
+        self.notes: list[str] = []
+
+    def calls(self) -> bool:
+        """Whether the caller is under control; a process that a module has forked is not."""
+        return os.getpid() == self._process and clocks.in_order(self._thread)
+
+
+_now: _Controlled | None = None
 _hooked: list[bool] = []
 
 
@@ -39,48 +53,47 @@ def controlled() -> Iterator[list[str]]:
     """Inside, threads that this thread (or one of the virtual clock's) starts are refused, and calls that would end the
     process. Gives the notes about processes that are started and sockets that are used.
     """
-    global _notes  # noqa: PLW0603
+    global _now  # noqa: PLW0603
     if not _hooked:  # an audit hook cannot be removed
         _hooked.append(True)
         sys.addaudithook(_audit)
-    found: list[str] = []
-    process, thread = os.getpid(), threading.get_ident()
-
-    def is_ours() -> bool:
-        """Whether the caller is under control: a process that a module forks is not."""
-        return os.getpid() == process and clocks.in_order(thread)
-
-    def start_or_refuse(start: Callable[..., None]) -> Callable[..., None]:
-        def started(one: threading.Thread) -> None:
-            if is_ours():
-                _refuse_thread(one, sys._getframe(1))
-            start(one)
-
-        return started
-
-    def end_or_refuse(end: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def ended(*arguments: Any, **options: Any) -> Any:
-            if is_ours() and _ends_this(name, arguments):
-                place = innermost(sys._getframe(1))
-                clocks.refuse_if_virtual(f"{name}, called at {place}, which ends the process,")
-            return end(*arguments, **options)
-
-        return ended
-
     with contextlib.ExitStack() as stack:
-        _notes = found
-        _replace(stack, threading.Thread, "start", start_or_refuse(threading.Thread.start))
+        _replace(stack, threading.Thread, "start", _started_or_refused(threading.Thread.start))
         for owner, name in ENDS:
-            _replace(stack, owner, name, end_or_refuse(getattr(owner, name), f"{owner.__name__}.{name}"))
+            _replace(stack, owner, name, _ended_or_refused(getattr(owner, name), f"{owner.__name__}.{name}"))
+        _now = begun = _Controlled()
         try:
-            yield found
+            yield begun.notes
         finally:
-            _notes = None
+            _now = None
 
 
 def _replace(stack: contextlib.ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
     stack.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, function)
+
+
+# Both ask for the replay that runs when they are called: a module that is imported while they stand for a function of
+# the library may keep them (``from os import _exit``), also for replays in other processes.
+
+
+def _started_or_refused(start: Callable[..., None]) -> Callable[..., None]:
+    def started(thread: threading.Thread) -> None:
+        if _now is not None and _now.calls():
+            _refuse_thread(thread, sys._getframe(1))
+        start(thread)
+
+    return started
+
+
+def _ended_or_refused(end: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def ended(*arguments: Any, **options: Any) -> Any:
+        if _now is not None and _now.calls() and _ends_this(name, arguments):
+            place = innermost(sys._getframe(1))
+            clocks.refuse_if_virtual(f"{name}, called at {place}, which ends the process,")
+        return end(*arguments, **options)
+
+    return ended
 
 
 def _ends_this(name: str, arguments: tuple[Any, ...]) -> bool:
@@ -94,12 +107,14 @@ def _ends_this(name: str, arguments: tuple[Any, ...]) -> bool:
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
-    if event == "import" and _notes is not None and arguments[0] == SPAWNED:
+    if _now is None:
+        return
+    if event == "import" and arguments[0] == SPAWNED:
         event = "os.posix_spawn"
-    if _notes is not None and event in OUTSIDE:
+    if event in OUTSIDE:
         told = f"{event} was used: a replay does not control what comes of that; the output may differ the next time"
-        if told not in _notes:
-            _notes.append(told)
+        if told not in _now.notes:
+            _now.notes.append(told)
 
 
 def _refuse_thread(thread: threading.Thread, caller: FrameType) -> None:
