@@ -74,7 +74,7 @@ def test_a_difference_is_shown_with_code_4(folder: Path) -> None:
 def test_a_rule_is_broken_and_its_inputs_can_be_replayed(folder: Path) -> None:
     done = run("replay", "rec", "--into", "gateway.json", "--bisect", "value.twice < 80", "-o", "least", cwd=folder)
     assert done.returncode == 4, done.stderr
-    assert '"speed": 40' in done.stdout and "1 of 41 inputs are needed" in done.stdout
+    assert '"speed": 40' in done.stdout and "1 of 41 inputs is needed" in done.stdout
     done = run("replay", "least", "--into", "gateway.json", "--rule", "value.twice < 80", "--json", cwd=folder)
     found = json.loads(done.stdout)
     assert done.returncode == 4 and found["inputs"] == 1 and found["message"]["topic"] == "twice"
@@ -290,6 +290,14 @@ class InThread(Module):
         thread.start()
         thread.join()
 
+class InSource(Source):
+    reaches_outside = False
+    def run(self):
+        self.stopping.wait(0.25)
+        threading.Thread(target=print, name="of a source").start()
+    def receive(self, message):
+        pass
+
 class InTimer(Module):  # of the machine's time: it is due when the replay has ended
     def receive(self, message):
         if message.ordinal == 50:
@@ -393,6 +401,7 @@ def test_what_a_module_opens_at_its_import_is_refused(folder: Path, opened: str)
     ("kind", "told"),
     [
         ("InThread", "'own one', started at {folder}/modules.py:"),
+        ("InSource", "'of a source', started at {folder}/modules.py:"),
         ("InTimer", "'Thread-1', started at {folder}/modules.py:"),
         ("InPool", "'ThreadPoolExecutor-0_0', started at {folder}/modules.py:"),
         ("AtTheEnd", "'last', started at {folder}/modules.py:"),
@@ -406,7 +415,8 @@ def test_threads_of_a_module_are_refused_when_they_are_started(folder: Path, kin
         (line,) = done.stderr.splitlines()
         assert done.returncode == 1 and done.stdout == ""
         assert f"a thread of one's own ({told.format(folder=folder)}" in line
-        assert "clock.call_later takes recorded time) cannot be replayed the same way twice" in line
+        assert "clock.call_later takes recorded time) cannot be replayed the same way twice (" in line
+        assert kind != "InSource" or "(it source, after input 3)" in line
 
 
 PROGRAM_ERRORS = {
@@ -427,6 +437,15 @@ def test_an_error_of_a_program_is_one_line_with_its_place(folder: Path, text: st
     assert PROGRAM_ERRORS[text] in done.stderr and "Traceback" not in done.stderr
     done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", cwd=folder, PENSTOCK_DEBUG="1")
     assert "Traceback" in done.stderr
+
+
+def test_a_bisect_tells_an_error_of_a_program_as_a_replay_does(folder: Path) -> None:
+    (folder / "program.py").write_text("def step():\n    raise KeyError('k')\n")
+    told = [
+        run("replay", "rec", "--into", "program.py", "--capture", "bus:out", *options, cwd=folder).stderr
+        for options in ((), ("--bisect", "size < 9"))
+    ]
+    assert told[0] == told[1] and "program.py:2: KeyError" in told[0]
 
 
 def test_a_handler_of_a_program_that_fails_is_told_with_code_4(folder: Path) -> None:

@@ -392,7 +392,8 @@ def _bisect(
                     tries.tell()
                     if not as_json:
                         _print_needed(tries, found.inputs, least, stopped is not None)
-                    store_inputs(folder, script, tries.left, (times_ns[0], found.shown.time_ns))
+                    if stopped is None or shrinking.output is not None:
+                        store_inputs(folder, script, tries.left, (times_ns[0], found.shown.time_ns))
                     if not as_json and shrinking.output is not None:
                         print(f"stored in {shrinking.output}", flush=True)
                 if stopped is None:
@@ -494,8 +495,8 @@ def _shown_line(shown: Shown) -> str:
 def _print_needed(tries: _Tries, before: int, least: bool, interrupted: bool) -> None:
     ended = "it was interrupted" if interrupted else "--max-runs ended it"
     end = "none can be left out" if least else f"not the least: {ended}"
-    are = "are needed" if least else "are left"
     needed = tries.left
+    are = f"{'is' if len(needed) == 1 else 'are'} {'needed' if least else 'left'}"
     print(f"{len(needed)} of {_counted(before, 'input')} {are} ({_counted(tries.count, 'replay')}; {end})")
     for one in needed[:SHOWN_INPUTS]:
         message = one.message

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from penstock.clock import VirtualClock, using
+from penstock.clock import VirtualClock, is_virtual, using
 from penstock.gateway.stage import Failure
 from penstock.replay.outside import controlled
 from penstock.replay.script import Input
@@ -106,6 +107,8 @@ def replay(
 
 def _where(running: str, count: int, handled: Input | None) -> str:
     """The module that runs, and the input that it handles: ``handled``, or what comes after ``count`` of them."""
+    if is_virtual(thread := threading.current_thread()):  # a source's, which is named after it
+        running = thread.name
     module = f"{running}, " if running else ""
     if handled is None:
         return f"{module}after input {count}" if count else f"{module}before the first input"
