@@ -175,6 +175,8 @@ class VirtualClock(_Heap):
         self._time_ns = start_ns
         self.turn: int | None = None  #: identifier of the thread of this clock that runs now; None: none does
         self.replayed = False  #: only the replay that owns it may move it
+        #: Where a replay is, for the text of a refusal; empty: not known.
+        self.where: Callable[[], str] = str
         #: The first thing that was refused because this clock was in use, whoever caught that.
         self.refused: RefusedError | None = None
         #: Failures while this clock was in use that no caller got: (where, the error), the first ``MAX_FAILURES``.
@@ -466,7 +468,8 @@ def in_order(ident: int) -> bool:
 def refuse_if_virtual(what: str) -> None:
     """Raise ``RefusedError`` where a virtual clock is in use: its order could not be the same the next time."""
     if isinstance(_current, VirtualClock):
-        refused = RefusedError(f"{what} cannot be replayed the same way twice")
+        where = _current.where()
+        refused = RefusedError(f"{what} cannot be replayed the same way twice{f' ({where})' if where else ''}")
         # kept, so that the replay ends even if the program catches the error
         _current.refused = _current.refused or refused
         raise refused

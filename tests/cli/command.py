@@ -30,10 +30,14 @@ def run(
 
 
 def start(
-    *arguments: str, stdin: int | None = None, cwd: Path | None = None, **variables: str
+    *arguments: str,
+    stdin: int | None = None,
+    cwd: Path | None = None,
+    start_new_session: bool = False,
+    **variables: str,
 ) -> subprocess.Popen[str]:
     """The running command; the caller ends it."""
     return subprocess.Popen(
         [*HERE, *arguments], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
-        env=environment(**variables),
+        env=environment(**variables), start_new_session=start_new_session,
     )  # fmt: skip

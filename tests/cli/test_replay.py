@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -72,7 +74,7 @@ def test_a_difference_is_shown_with_code_4(folder: Path) -> None:
 def test_a_rule_is_broken_and_its_inputs_can_be_replayed(folder: Path) -> None:
     done = run("replay", "rec", "--into", "gateway.json", "--bisect", "value.twice < 80", "-o", "least", cwd=folder)
     assert done.returncode == 4, done.stderr
-    assert '"speed": 40' in done.stdout and "1 of 41 inputs are needed" in done.stdout
+    assert '"speed": 40' in done.stdout and "1 of 41 inputs is needed" in done.stdout
     done = run("replay", "least", "--into", "gateway.json", "--rule", "value.twice < 80", "--json", cwd=folder)
     found = json.loads(done.stdout)
     assert done.returncode == 4 and found["inputs"] == 1 and found["message"]["topic"] == "twice"
@@ -159,7 +161,7 @@ def test_modules_in_processes_are_refused_by_name(folder: Path) -> None:
 # ---- what a module or program of a user's does wrong
 
 MODULES = """
-import os, subprocess, sys, threading, time
+import concurrent.futures, ctypes, os, signal, subprocess, sys, threading, time
 import penstock
 from penstock.gateway import Module, Source
 
@@ -223,6 +225,56 @@ class Ends(Module):
             os._exit(9)
         self.publish(b"x", {"number": str(self.seen)})
 
+class EndsAll(Module):
+    def receive(self, message):
+        if message.ordinal == 20:
+            os._exit(0)
+
+from os import _exit
+
+class EndsByName(Module):
+    def receive(self, message):
+        if message.ordinal == 20:
+            _exit(status=0)
+
+class Aborts(Module):
+    def receive(self, message):
+        if message.ordinal == 20:
+            os.abort()
+
+class Kills(Module):
+    def receive(self, message):
+        if message.ordinal == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+class Signals(Module):
+    def receive(self, message):
+        if message.ordinal == 20:
+            signal.raise_signal(signal.SIGTERM)
+
+class Forks(Module):
+    def receive(self, message):
+        child = os.fork()
+        if child == 0:
+            threading.Thread(target=os._exit, args=(3,)).start()
+            signal.pause()
+        self.publish(b'{"code": %d}' % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+class Crashes(Module):
+    def receive(self, message):
+        if message.ordinal == 20:
+            ctypes.string_at(0)
+
+class Waits(Module):  # with fewer inputs it never comes back
+    seen = 0
+    def receive(self, message):
+        self.seen += 1
+        if message.ordinal == 50 and self.seen < 20:
+            print("it waits", flush=True)
+            while True:
+                time.sleep(1)
+        self.publish(b'{"ordinal": %d}' % message.ordinal)
+
 class Quiet(Module):
     since = 0
     def receive(self, message):
@@ -234,14 +286,42 @@ class Quiet(Module):
 
 class InThread(Module):
     def receive(self, message):
-        thread = threading.Thread(target=self.publish, args=(b"x",))
+        thread = threading.Thread(target=self.publish, args=(b"x",), name="own one")
         thread.start()
         thread.join()
 
-class KeepsThread(Module):
+class InSource(Source):
+    reaches_outside = False
+    def run(self):
+        self.stopping.wait(0.25)
+        threading.Thread(target=print, name="of a source").start()
     def receive(self, message):
-        if message.ordinal == 1:
-            threading.Thread(target=time.sleep, args=(1000,), name="own one", daemon=True).start()
+        pass
+
+class InTimer(Module):  # of the machine's time: it is due when the replay has ended
+    def receive(self, message):
+        if message.ordinal == 50:
+            threading.Timer(1000, self.publish, (b"x",)).start()
+
+class InPool(Module):
+    def receive(self, message):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            self.publish(pool.submit(bytes, message).result())
+
+class AtTheEnd(Module):
+    def receive(self, message):
+        pass
+    def destroy(self):
+        try:
+            threading.Thread(target=print, args=("it runs",), name="last").start()
+        except Exception:
+            pass
+
+class ByClock(Module):
+    def start(self):
+        self.clock.call_at(self.clock.now() + 1, threading.Thread(target=print, args=("it runs",), name="late").start)
+    def receive(self, message):
+        pass
 
 class Ordinal(Module):
     def receive(self, message):
@@ -297,7 +377,14 @@ def test_what_is_refused_ends_the_replay_whoever_caught_it(folder: Path) -> None
     assert not (folder / "out").exists()  # nothing was stored, so the next try finds it free
 
 
-@pytest.mark.parametrize("opened", ["penstock.publisher('shm:/early')", "penstock.journal.Journal('shm:/early')"])
+@pytest.mark.parametrize(
+    "opened",
+    [
+        "penstock.publisher('shm:/early')",
+        "penstock.journal.Journal('shm:/early')",
+        "__import__('threading').Thread(target=print, name='shm:/early').start()",
+    ],
+)
 def test_what_a_module_opens_at_its_import_is_refused(folder: Path, opened: str) -> None:
     (folder / "early.py").write_text(
         "import penstock\nfrom penstock.gateway import Module\n"
@@ -310,12 +397,26 @@ def test_what_a_module_opens_at_its_import_is_refused(folder: Path, opened: str)
     assert done.returncode == 1 and "shm:/early" in done.stderr and "cannot be replayed" in done.stderr, done.stderr
 
 
-def test_messages_from_threads_of_one_s_own_are_refused_and_such_threads_told(folder: Path) -> None:
-    done = run("replay", "rec", "--into", gateway_of(folder, "InThread"), cwd=folder)
-    assert done.returncode == 1 and "a message of 'it' from a thread of its own cannot be replayed" in done.stderr
-    assert "Traceback" not in done.stderr
-    done = run("replay", "rec", "--into", gateway_of(folder, "KeepsThread"), cwd=folder)
-    assert done.returncode == 0 and "threads of one's own still run: own one" in done.stderr
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("InThread", "'own one', started at {folder}/modules.py:"),
+        ("InSource", "'of a source', started at {folder}/modules.py:"),
+        ("InTimer", "'Thread-1', started at {folder}/modules.py:"),
+        ("InPool", "'ThreadPoolExecutor-0_0', started at {folder}/modules.py:"),
+        ("AtTheEnd", "'last', started at {folder}/modules.py:"),
+        ("ByClock", "'late', started at"),
+    ],
+)
+def test_threads_of_a_module_are_refused_when_they_are_started(folder: Path, kind: str, told: str) -> None:
+    file = gateway_of(folder, kind)
+    for options in ((), ("--rule", "size < 9"), ("--bisect", "size < 9")) if kind == "InTimer" else ((),):
+        done = run("replay", "rec", "--into", file, *options, cwd=folder)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 1 and done.stdout == ""
+        assert f"a thread of one's own ({told.format(folder=folder)}" in line
+        assert "clock.call_later takes recorded time) cannot be replayed the same way twice (" in line
+        assert kind != "InSource" or "(it source, after input 3)" in line
 
 
 PROGRAM_ERRORS = {
@@ -336,6 +437,15 @@ def test_an_error_of_a_program_is_one_line_with_its_place(folder: Path, text: st
     assert PROGRAM_ERRORS[text] in done.stderr and "Traceback" not in done.stderr
     done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", cwd=folder, PENSTOCK_DEBUG="1")
     assert "Traceback" in done.stderr
+
+
+def test_a_bisect_tells_an_error_of_a_program_as_a_replay_does(folder: Path) -> None:
+    (folder / "program.py").write_text("def step():\n    raise KeyError('k')\n")
+    told = [
+        run("replay", "rec", "--into", "program.py", "--capture", "bus:out", *options, cwd=folder).stderr
+        for options in ((), ("--bisect", "size < 9"))
+    ]
+    assert told[0] == told[1] and "program.py:2: KeyError" in told[0]
 
 
 def test_a_handler_of_a_program_that_fails_is_told_with_code_4(folder: Path) -> None:
@@ -517,17 +627,80 @@ def test_processes_of_a_module_are_told(folder: Path) -> None:
 def test_the_replays_of_a_bisect_are_no_deaths(folder: Path, kind: str | None) -> None:
     (folder / "shared").mkdir(0o700)
     own = {"XDG_STATE_HOME": str(folder), "PENSTOCK_SHM_DIR": str(folder / "shared")}
-    file, rule = (gateway_of(folder, kind), "properties.number != '20'") if kind else ("gateway.json", "value.twice < 80")
+    file, rule = (
+        (gateway_of(folder, kind), "properties.number != '20'") if kind else ("gateway.json", "value.twice < 80")
+    )
     done = run("replay", "rec", "--into", file, "--bisect", rule, cwd=folder, **own)
     assert done.returncode == 4 and "needed" in done.stdout, done.stderr
     assert json.loads(run("autopsy", "--json", **own).stdout) == {"deaths": []}
 
 
-def test_a_replay_that_ends_its_process_counts_as_not_breaking_the_rule(folder: Path) -> None:
+def test_a_replay_with_fewer_inputs_that_is_refused_or_fails_counts_as_not_breaking_the_rule(folder: Path) -> None:
     options = ("replay", "rec", "--into", gateway_of(folder, "Ends"), "--bisect", "properties.number != '20'")
     done = run(*options, cwd=folder)
     assert done.returncode == 4 and "20 of 20 inputs are needed" in done.stdout, done.stderr
-    assert "ended the process (a module did)" in done.stderr and '{"number": "20"}' in done.stdout
+    assert "with fewer inputs came to no end" in done.stderr and '{"number": "20"}' in done.stdout
+    assert "the first: os._exit, called at" in done.stderr and "topic speed, ordinal 20" in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--bisect", "size < 9")])
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        ("EndsAll", "os._exit"),
+        ("EndsByName", "os._exit"),
+        ("Aborts", "os.abort"),
+        ("Kills", "os.kill"),
+        ("Signals", "signal.raise_signal"),
+    ],
+)
+def test_a_module_that_ends_the_process_is_refused_by_name_with_the_message(
+    folder: Path, kind: str, call: str, options: tuple[str, ...]
+) -> None:
+    done = run("replay", "rec", "--into", gateway_of(folder, kind), *options, cwd=folder)
+    assert done.returncode == 1 and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert f"{call}, called at {folder}/modules.py:" in done.stderr
+    assert "(it, at input 20: topic speed, ordinal 20)" in done.stderr
+
+
+def test_a_process_that_a_module_forks_may_end(folder: Path) -> None:
+    done = run("replay", "rec", "--into", gateway_of(folder, "Forks"), "--rule", "value.code == 3", cwd=folder)
+    assert done.returncode == 0 and "holds for 50 messages" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--bisect", "size < 9")])
+def test_the_line_of_a_module_whose_native_code_crashes_is_shown(folder: Path, options: tuple[str, ...]) -> None:
+    done = run("replay", "rec", "--into", gateway_of(folder, "Crashes"), *options, cwd=folder)
+    assert "Segmentation fault" in done.stderr and "modules.py" in done.stderr and "in receive" in done.stderr
+    assert done.returncode == (1 if options else -signal.SIGSEGV)
+    assert ("the process of a replay ended by signal 11" in done.stderr) == bool(options)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_a_bisect_has_left_when_it_is_interrupted_is_shown_and_stored(
+    folder: Path, number: signal.Signals, as_json: bool
+) -> None:
+    options = ("--bisect", "value.ordinal < 50", "-o", "least", *(("--json",) if as_json else ()))
+    program = start(
+        "replay", "rec", "--into", gateway_of(folder, "Waits"), *options, cwd=folder, start_new_session=True
+    )
+    stream = program.stderr if as_json else program.stdout
+    assert stream is not None
+    while stream.readline() != "it waits\n":
+        assert program.poll() is None
+    os.killpg(program.pid, number)  # as a terminal does: it reaches the replays too
+    out, err = program.communicate(timeout=60)
+    assert program.returncode == 128 + number and "Traceback" not in err, err
+    if as_json:
+        found = json.loads(out)
+        assert (found["least"], found["confirmed"]) == (False, None)
+        left = len(found["needed"])
+    else:
+        left = int(out.partition(" of 50 inputs are left")[0].split()[-1])
+        assert "not the least: it was interrupted" in out and "stored in least" in out
+    again = run("replay", "least", "--into", "one.json", "--rule", "value.ordinal < 50", "--json", cwd=folder)
+    assert again.returncode == 4 and json.loads(again.stdout)["inputs"] == left == 25
 
 
 def test_a_break_that_does_not_come_again_is_told(folder: Path) -> None:
@@ -552,3 +725,16 @@ def test_inputs_that_break_the_rule_earlier_are_confirmed(folder: Path) -> None:
 def test_where_the_inputs_go_is_checked_before_the_work(folder: Path) -> None:
     done = run("replay", "rec", "--into", "gateway.json", "--bisect", "value.twice < 80", "-o", "rec", cwd=folder)
     assert done.returncode == 2 and "rec is not empty" in done.stderr and done.stdout == ""
+
+
+@pytest.mark.parametrize("options", [(), ("--bisect", "value.twice < 80")])
+def test_nothing_is_stored_inside_of_a_recording(folder: Path, options: tuple[str, ...]) -> None:
+    (folder / "parts").mkdir()
+    shutil.copytree(folder / "rec", folder / "parts" / "00001")
+    (folder / "link").symlink_to("parts")
+    cases = [("rec", "rec/new/out", "rec"), ("parts", "link/2", "parts"), ("rec", "parts/00001/x", "parts/00001")]
+    for recording, out, where in cases:
+        done = run("replay", recording, "--into", "gateway.json", *options, "-o", out, cwd=folder)
+        assert done.returncode == 2 and f"{out} lies in the recording {folder / where}" in done.stderr, done.stderr
+        assert done.stdout == "" and not (folder / out).exists()
+    assert not (folder / "rec" / "new").exists()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
+import queue
 import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,17 @@ class InThreads(Module):
 
     async def receive(self, message: GatewayMessage) -> None:  # type: ignore[override]
         await asyncio.to_thread(print)
+
+
+class Asks(Module):
+    """Lets a thread publish that was started before the replay."""
+
+    orders: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+    ended = threading.Event()
+
+    def receive(self, message: GatewayMessage) -> None:
+        self.orders.put(lambda: self.publish(message))
+        self.ended.wait()
 
 
 class Awaits(Module):
@@ -320,7 +333,9 @@ def test_a_sink_that_cannot_read_what_was_recorded_is_refused(tmp_path: Path) ->
 
 def test_a_later_type_that_a_sink_cannot_read_and_fields_that_are_not_there_are_told(tmp_path: Path) -> None:
     script = typed_recording(tmp_path / "rec", (Celsius, Celsius(3.0)), (Kelvin, Kelvin(276.0)))
-    file = gateway_file(tmp_path, [module("ear", HERE + "Ear")], [link("shm:/in", "ear", filter={"where": ".kelvin > 3"})])
+    file = gateway_file(
+        tmp_path, [module("ear", HERE + "Ear")], [link("shm:/in", "ear", filter={"where": ".kelvin > 3"})]
+    )
     target = GatewayTarget(file)
     with Script(script) as opened:
         report = replay(target, opened.inputs({"in": "shm:/in"}), opened.times_ns(["in"]))
@@ -447,6 +462,21 @@ def test_threads_of_an_async_step_are_refused(tmp_path: Path) -> None:
     file = gateway_file(tmp_path, [module("threads", HERE + "InThreads")], [link("shm:/in", "threads")])
     with pytest.raises(RefusedError, match="to_thread"):
         run(tmp_path / "out", script, file)
+
+
+def test_a_message_from_a_thread_that_ran_before_is_refused(tmp_path: Path) -> None:
+    def work() -> None:
+        with contextlib.suppress(RefusedError):  # the replay ends all the same
+            Asks.orders.get()()
+        Asks.ended.set()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    script = recording(tmp_path / "rec", plain("a"))
+    file = gateway_file(tmp_path, [module("asks", HERE + "Asks")], [link("shm:/in", "asks")])
+    with pytest.raises(RefusedError, match="a message of 'asks' from a thread of its own"):
+        run(tmp_path / "out", script, file)
+    worker.join()
 
 
 def test_no_thread_outlives_a_replay(tmp_path: Path) -> None:

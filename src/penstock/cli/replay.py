@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import faulthandler
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ import typer
 
 from penstock.cli import exits, show
 from penstock.cli.target import TopicOption
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, PenstockError
 from penstock.printable import printable
 from penstock.secrecy import without_secrets
 
@@ -131,7 +132,7 @@ def replay(
 
     rules = [_rule(Rule, expression, judged, "--bisect" if bisect else "--rule") for expression in bisect or rule or ()]
     if output is not None:
-        _check_free(output)
+        _check_free(output, recording)
     _show_failures()
     with _stdout_kept(as_json), seeded(seed):  # modules are imported here
         place = target(into, mapping, capture or ())
@@ -165,8 +166,14 @@ def _refuse_beside(ctx: typer.Context, asked: str) -> None:
         raise typer.BadParameter(f"{', '.join(flags[name] for name in given)} means nothing with {asked}")
 
 
-def _check_free(out: Path) -> None:
+def _check_free(out: Path, recording: Path) -> None:
     """Before the work, not after it."""
+    from penstock.recording.story import is_journal
+
+    # Inside of a recording it would be taken for a part of that, by the next reader or by whoever copies it.
+    for folder in out.resolve().parents:
+        if folder == recording.resolve() or is_journal(folder):
+            raise InvalidArgument(f"{out} lies in the recording {folder}; what is stored needs a folder elsewhere")
     if out.exists() and not out.is_dir():
         raise InvalidArgument(f"{out} is no folder; what is stored needs a folder of its own")
     if out.exists() and any(out.iterdir()):
@@ -198,6 +205,8 @@ def _show_failures() -> None:
     """PENSTOCK_DEBUG shows where modules fail; else one line each stands at the end."""
     gateway = logging.getLogger("penstock.gateway")
     exits.log_to_stderr()
+    if sys.stderr is sys.__stderr__:
+        faulthandler.enable()  # the line of a module whose native code crashes
     if os.environ.get("PENSTOCK_DEBUG"):
         gateway.setLevel(logging.DEBUG)
     else:
@@ -356,6 +365,8 @@ def _bisect(
     from penstock.replay import apart, judge, shrink, store_inputs
     from penstock.replay.rule import MAX_INPUTS
 
+    stopped: BaseException | None = None
+
     times_ns = script.times_ns(sources)
     # Each replay has a process of its own: what modules keep in classes and globals would change the next one.
     with _stdout_kept(as_json):
@@ -367,52 +378,73 @@ def _bisect(
     if found is not None:
         if found.inputs > MAX_INPUTS:
             raise InvalidArgument(f"{found.inputs} inputs before the break are too many to shrink (--from)")
-        inputs = list(islice(script.inputs(sources), found.inputs))
-        tries = _Tries()
-        with _stdout_kept(as_json):
-            needed, least, runs = shrink(
-                place, inputs, times_ns, rule, found, seed=seed, max_runs=shrinking.max_runs, run=tries.run
-            )
-        if tries.ended:
-            exits.told(
-                f"{_counted(tries.ended, 'replay')} ended the process (a module did); counted as not breaking it"
-            )
-        if not as_json:
-            _print_needed(needed, found.inputs, least, runs)
+        tries = _Tries(list(islice(script.inputs(sources), found.inputs)))
+        least, confirmed = False, None
+        try:
+            with _stdout_kept(as_json):
+                _, least, _ = shrink(place, tries.left, times_ns, rule, found, seed=seed, max_runs=shrinking.max_runs,
+                                     run=tries.run, on_smaller=tries.keep)  # fmt: skip
+        except exits.STOPPED as stop:  # what is left so far breaks the rule too
+            stopped = stop
         with _folder(shrinking.output) as folder, exits.about(folder):
-            store_inputs(folder, script, needed, (times_ns[0], found.shown.time_ns))
-            confirmed = _breaks_alone(folder, rule, found, shrinking.again)
-        result.update(needed=[_input_json(one) for one in needed], least=least, replays=runs, confirmed=confirmed)
-        if not as_json and shrinking.output is not None:
-            print(f"stored in {shrinking.output}")
-        if not confirmed:
+            try:
+                with exits.undisturbed():
+                    tries.tell()
+                    if not as_json:
+                        _print_needed(tries, found.inputs, least, stopped is not None)
+                    if stopped is None or shrinking.output is not None:
+                        store_inputs(folder, script, tries.left, (times_ns[0], found.shown.time_ns))
+                    if not as_json and shrinking.output is not None:
+                        print(f"stored in {shrinking.output}", flush=True)
+                if stopped is None:
+                    confirmed = _breaks_alone(folder, rule, found, shrinking.again)
+            except exits.STOPPED as stop:
+                stopped = stopped or stop
+        needed = [_input_json(one) for one in tries.left]
+        result.update(needed=needed, least=least, replays=tries.count, confirmed=confirmed)
+        if confirmed is False:
             exits.told("in a new process these inputs do not break the rule: the modules use what a replay does not "
                        "control (the machine's time, files, random numbers of their own)")  # fmt: skip
     if as_json:
         show.print_json(result)
+    if stopped is not None:
+        raise stopped
     if found is not None or not verdict.holds or not verdict.report.succeeded:
         raise typer.Exit(exits.WRONG)
 
 
 class _Tries:
-    """The replays of a shrinking, each in a process of its own."""
+    """The replays of a shrinking, each in a process of its own, and the inputs that are left."""
 
-    def __init__(self) -> None:
-        self.ended = 0  #: that ended their process
-        self._count, self._told_s = 0, time.monotonic()
+    def __init__(self, inputs: list[Input]) -> None:
+        self.left = inputs
+        self.count = 0
+        self._failed = 0  # that came to no end
+        self._first: PenstockError | None = None
+        self._told_s = time.monotonic()
+
+    def keep(self, left: list[Input]) -> None:
+        self.left = left
 
     def run(self, replays: Callable[[], bool]) -> bool:
-        from penstock.replay.apart import ProcessEnded, apart
+        from penstock.replay import apart
 
-        self._count += 1
+        self.count += 1
         if sys.stderr.isatty() and time.monotonic() > self._told_s + TELL_TRIES_S:
             self._told_s = time.monotonic()
-            print(f"shrinking: replay {self._count}", file=sys.stderr)
+            print(f"shrinking: replay {self.count}, {_counted(len(self.left), 'input')} left", file=sys.stderr)
         try:
             return apart(replays)
-        except ProcessEnded:
-            self.ended += 1
+        except PenstockError as error:  # with fewer inputs modules may do what they did not do with all of them
+            self._failed += 1
+            self._first = self._first or error
             return False
+
+    def tell(self) -> None:
+        if self._first is not None:
+            first = "" if self._failed == 1 else "the first: "
+            exits.told(f"{_counted(self._failed, 'replay')} with fewer inputs came to no end, which counts as not "
+                       f"breaking the rule; {first}{self._first}")  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -460,10 +492,12 @@ def _shown_line(shown: Shown) -> str:
     return _line(shown.topic, shown.time_ns, shown.payload) + properties
 
 
-def _print_needed(needed: list[Input], before: int, least: bool, runs: int) -> None:
-    end = "none can be left out" if least else "not the least: --max-runs ended it"
-    are = "are needed" if least else "are left"
-    print(f"{len(needed)} of {_counted(before, 'input')} {are} ({_counted(runs, 'replay')}; {end})")
+def _print_needed(tries: _Tries, before: int, least: bool, interrupted: bool) -> None:
+    ended = "it was interrupted" if interrupted else "--max-runs ended it"
+    end = "none can be left out" if least else f"not the least: {ended}"
+    needed = tries.left
+    are = f"{'is' if len(needed) == 1 else 'are'} {'needed' if least else 'left'}"
+    print(f"{len(needed)} of {_counted(before, 'input')} {are} ({_counted(tries.count, 'replay')}; {end})")
     for one in needed[:SHOWN_INPUTS]:
         message = one.message
         print(f"  {_line(message.channel or '', message.timestamp_ns, bytes(message))}")

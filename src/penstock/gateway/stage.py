@@ -190,6 +190,7 @@ class Stage:
         self._sources: dict[int, tuple[Node, str]] = {}  # by the id of the port
         self._routes: dict[int, list[tuple[Node, Predicate | None, LinkOptions]]] = {}
         self._at_once = 0
+        self.running = ""  #: the module that is in one of its steps, or was last; empty: a timer's function
         self._thread = threading.get_ident()
         self._loop: StageLoop | None = None
         self._turn_timer: Timer | None = None
@@ -278,7 +279,7 @@ class Stage:
         self._at_once = 0
 
     def _fire(self, until: float) -> bool:
-        before = self._clock.now()
+        before, self.running = self._clock.now(), ""
         try:
             fired = self._clock.fire_next(until)
         except StateError:  # an endless loop, or a source that was given up
@@ -333,6 +334,7 @@ class Stage:
     def _step(self, node: Node, step: str) -> None:
         if node.module is None:
             return
+        self.running = node.name
         try:
             function = getattr(node.module, step, None)
             result = function() if function is not None else None
@@ -360,6 +362,7 @@ class Stage:
         ended: Callable[[BaseException | None], None],
     ) -> None:
         """Call a step; ``ended`` is called with its error or None, at once or when the returned awaitable is done."""
+        self.running = node.name
         try:
             result = function(*arguments) if function is not None else None
         except FAILURES as error:
@@ -399,6 +402,7 @@ class Stage:
 
     def _adopt(self, node: Node) -> None:
         assert node.recipe is not None
+        self.running = node.name
         module = node.recipe.make(self)
         if node.module is not None:
             del self._by_module[id(node.module)]

@@ -24,11 +24,12 @@ from penstock.system import dying_with_parent
 __all__ = ["ProcessEnded", "apart"]
 
 Result = TypeVar("Result")
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RECORDS = {kind.__name__: kind for kind in (Break, Failure, Report, Shown, Verdict)}
 
 
 class ProcessEnded(StateError):
-    """The process ended without an answer: a module ended it."""
+    """The process ended without an answer: native code of a module ended it, or somebody killed it."""
 
 
 def apart(function: Callable[[], Result]) -> Result:
@@ -39,15 +40,24 @@ def apart(function: Callable[[], Result]) -> Result:
         stream.flush()  # otherwise the copy would print it again
     reading, writing = os.pipe()
     die_with_parent = dying_with_parent()
-    child = os.fork()
+    # Until the copy has its own handlers: the parent's would make it go on with the parent's work.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        child = os.fork()
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        raise
     if child == 0:
         die_with_parent()
         # Otherwise each replay would be a death, and drive those of the user's programs out of the file of deaths.
         counters_hide()
+        _leave_signals_to_parent()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(reading)
         _answer(function, writing)
-    os.close(writing)
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(writing)
         with open(reading, "rb") as answer:
             given = answer.read()
     except BaseException:  # Ctrl-C, which may have reached only this process
@@ -56,13 +66,23 @@ def apart(function: Callable[[], Result]) -> Result:
     finally:
         _, status = os.waitpid(child, 0)
     if not given:
-        raise ProcessEnded(f"a replay ended its process (code {os.waitstatus_to_exitcode(status)})")
+        code = os.waitstatus_to_exitcode(status)
+        how = f"by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"with code {code}"
+        raise ProcessEnded(f"the process of a replay ended {how}: native code of a module did that, or somebody else")
     succeeded, result = _from_plain(json.loads(given))
     if not succeeded:
         kind = getattr(errors, result[0], None)
         known = isinstance(kind, type) and issubclass(kind, PenstockError)
         raise kind(result[1]) if known and kind is not None else StateError(": ".join(result))
     return cast("Result", result)
+
+
+def _leave_signals_to_parent() -> None:
+    """Ctrl-C reaches both processes, and the parent kills this one: an answer about it would come first or second."""
+    for number in ENDING:
+        # A function, since a program that is started would inherit that a signal is ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def _answer(function: Callable[[], object], writing: int) -> NoReturn:
@@ -78,10 +98,10 @@ def _answer(function: Callable[[], object], writing: int) -> NoReturn:
 def _outcome(function: Callable[[], object]) -> bytes:
     try:
         outcome = True, function()
-    except KeyboardInterrupt:  # the parent gets it too
-        return b""
     except BaseException as error:
-        outcome = False, (type(error).__name__, str(error))
+        # of a kind that only one room knows, the nearest one that all know: its text says what it is
+        kinds = [kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__)]
+        outcome = False, (kinds[0] if kinds else type(error).__name__, str(error))
     return json.dumps(_to_plain(outcome)).encode()
 
 

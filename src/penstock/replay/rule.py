@@ -213,10 +213,11 @@ def shrink(
     seed: int = 0,
     max_runs: int = 1000,
     run: Callable[[Callable[[], bool]], bool] = lambda replays: replays(),
+    on_smaller: Callable[[list[Input]], object] = lambda _: None,
 ) -> tuple[list[Input], bool, int]:
     """The ``inputs`` that are needed for the topic of ``found`` to break the rule by that moment; whether none of them
     can be left out (False: ``max_runs`` replays were not enough to be sure); how many replays it took. ``run`` calls a
-    function: ``apart.apart`` does so in a process of its own.
+    function: ``apart.apart`` does so in a process of its own. ``on_smaller`` gets what is left, each time that is less.
     """
     until = times_ns[0], max(times_ns[0], found.shown.time_ns)
 
@@ -226,12 +227,17 @@ def shrink(
             lambda: first_break(target, some, until, rule, seed=seed, only=only, around=0, stops=stops) is not None
         )
 
-    return minimal(list(inputs[: found.inputs]), still_breaks, max_runs)
+    return minimal(list(inputs[: found.inputs]), still_breaks, max_runs, on_smaller)
 
 
-def minimal(items: list[Item], holds: Callable[[Sequence[Item]], bool], max_runs: int) -> tuple[list[Item], bool, int]:
+def minimal(
+    items: list[Item],
+    holds: Callable[[Sequence[Item]], bool],
+    max_runs: int,
+    on_smaller: Callable[[list[Item]], object] = lambda _: None,
+) -> tuple[list[Item], bool, int]:
     """A subset of ``items`` for which ``holds`` is true and from which no single one can be left out; False if
-    ``max_runs`` ended the search before; how often ``holds`` was called.
+    ``max_runs`` ended the search before; how often ``holds`` was called. ``on_smaller`` gets each smaller subset.
     """
     runs, pieces = 0, 1
     while items:
@@ -243,6 +249,7 @@ def minimal(items: list[Item], holds: Callable[[Sequence[Item]], bool], max_runs
             runs += 1
             if holds(rest):
                 items, pieces = rest, max(1, pieces - 1)
+                on_smaller(items)
                 break
         else:
             if size == 1:

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from penstock import clock as clocks
-from penstock.clock import VirtualClock, using
+from penstock.clock import VirtualClock, is_virtual, using
 from penstock.gateway.stage import Failure
+from penstock.replay.outside import controlled
 from penstock.replay.script import Input
 from penstock.replay.target import Target, Told
-from penstock.replay.watchdog import quiet_refusals, watched
+from penstock.replay.watchdog import watched
 
 __all__ = ["Report", "replay", "seeded"]
-
-#: Python's audit events for access to the outside of the process.
-OUTSIDE = frozenset({
-    "subprocess.Popen", "os.system", "os.fork", "os.posix_spawn",
-    "socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg",
-})  # fmt: skip
-# a process started by this causes no event, but the import of this module does
-SPAWNED = "multiprocessing.popen_spawn_posix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +58,20 @@ def replay(
     used that is not reproducible, even if a module caught that error.
     """
     began, count, first_ns = time.monotonic(), 0, times_ns[0]
+    handled: Input | None = None
     waiting: dict[str, int] = {}
     notes: tuple[str, ...] = ()
     with (
         using(VirtualClock(first_ns)) as clock,
         watched(lambda: (count, clock.time_ns()), lambda: clock.turn),
-        quiet_refusals(clock),
-        _outside_notes() as outside,
+        controlled() as outside,
         target.at_home(),
         seeded(seed),
     ):
         # From here on only the replay may move the clock: a module that tries gets a RefusedError.
         clock.replayed = True
-        threads = set(threading.enumerate())
         actor = target.actor(clock, on_published, on_left)
+        clock.where = lambda: _where(actor.running, count, handled)
         try:
             actor.start()
             _check(clock)
@@ -93,7 +84,9 @@ def replay(
                     break
                 count += 1
                 on_input()
+                handled = one
                 actor.put(one.source, one.message, one.ordinal, one.schema)
+                handled = None
                 _check(clock)
                 if enough():
                     break
@@ -108,43 +101,18 @@ def replay(
             actor.close()
         _check(clock)
         seconds = time.monotonic() - began
-        notes = (*notes, *_threads_note(threads), *outside)
+        notes = (*notes, *outside)
         return Report(count, (clock.time_ns() - first_ns) / 1e9, seconds, tuple(actor.failures), waiting, notes)
 
 
-def _threads_note(before: set[threading.Thread]) -> list[str]:
-    """A note about threads that were started meanwhile and still run: their order is not under control."""
-    names = sorted(one.name for one in set(threading.enumerate()) - before if not clocks.is_virtual(one))
-    told = f"threads of one's own still run: {', '.join(names[:5])}; the output may differ the next time"
-    return [told] if names else []
-
-
-_outside_now: list[str] | None = None  # the notes of the replay that runs
-_hooked: list[bool] = []
-
-
-def _note_audit_event(event: str, arguments: tuple[object, ...]) -> None:
-    if event == "import" and _outside_now is not None and arguments[0] == SPAWNED:
-        event = "os.posix_spawn"
-    if _outside_now is not None and event in OUTSIDE:
-        told = f"{event} was used: a replay does not control what comes of that; the output may differ the next time"
-        if told not in _outside_now:
-            _outside_now.append(told)
-
-
-@contextlib.contextmanager
-def _outside_notes() -> Iterator[list[str]]:
-    """Collect notes about processes that are started and sockets that are used inside."""
-    global _outside_now  # noqa: PLW0603
-    if not _hooked:  # an audit hook cannot be removed
-        _hooked.append(True)
-        sys.addaudithook(_note_audit_event)
-    found: list[str] = []
-    _outside_now = found
-    try:
-        yield found
-    finally:
-        _outside_now = None
+def _where(running: str, count: int, handled: Input | None) -> str:
+    """The module that runs, and the input that it handles: ``handled``, or what comes after ``count`` of them."""
+    if is_virtual(thread := threading.current_thread()):  # a source's, which is named after it
+        running = thread.name
+    module = f"{running}, " if running else ""
+    if handled is None:
+        return f"{module}after input {count}" if count else f"{module}before the first input"
+    return f"{module}at input {count}: topic {handled.message.channel}, ordinal {handled.ordinal}"
 
 
 def _check(clock: VirtualClock) -> None:

@@ -25,6 +25,7 @@ from penstock.gateway.configuration import is_address
 from penstock.gateway.errors import reason_of
 from penstock.gateway.stage import FAILURES, MAX_AT_ONCE, Failure, Stage, cast, noted
 from penstock.recording.story import topic_of
+from penstock.replay.outside import controlled
 from penstock.secrecy import without_secrets
 from penstock.types import Schema
 
@@ -57,6 +58,10 @@ class Actor(Protocol):
 
     def close(self) -> None:
         """End at once."""
+
+    @property
+    def running(self) -> str:
+        """The module that runs, or ran last; empty if that is not known."""
 
     @property
     def failures(self) -> list[Failure]:
@@ -112,13 +117,13 @@ def _beside(file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nothing_opened() -> Iterator[None]:
-    """Inside, a virtual clock is in use, so that modules cannot open handles when they are imported: in a replay these
-    would really send.
+    """Inside, a virtual clock is in use, so that modules cannot open handles or start threads when they are imported:
+    in a replay these would really send.
     """
     if in_use():
         yield
         return
-    with using(VirtualClock()) as clock:
+    with using(VirtualClock()) as clock, controlled():
         clock.replayed = True
         yield
         if clock.refused is not None:
@@ -214,6 +219,7 @@ class _Program:
         self, file: Path, outputs: tuple[str, ...], places: list[str], clock: VirtualClock, told: Told
     ) -> None:
         self._file, self._clock = file, clock
+        self.running = file.name
         # Keep the buses alive: a program may keep no handle of a bus, which would then be gone before the first
         # message.
         self._held = [named_bus(address.parse(text).name) for text in places]

@@ -1,4 +1,4 @@
-"""Warnings about a replay that makes no progress, and about threads of modules. One thread runs all modules, so a
+"""Warnings about a replay that makes no progress. One thread runs all modules, so a
 module that waits for ever or loops endlessly would stop the replay silently.
 """
 
@@ -14,9 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 import penstock
-from penstock.clock import VirtualClock
 
-__all__ = ["quiet_refusals", "watched"]
+__all__ = ["innermost", "watched"]
 
 TELL_AFTER_S = 10.0  # as a live gateway does by itself (``stuck_after_s``)
 LOOKS = 10  # checks in that time
@@ -49,32 +48,16 @@ def watched(progress: Callable[[], object], turn: Callable[[], int | None] = lam
 
 
 def _place(thread: int) -> str:
-    """The innermost line that is neither in Penstock nor in Python's own library."""
-    innermost = frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_code.co_filename.startswith(OURS):
-        frame = frame.f_back
-    return _line(frame or innermost)
-
-
-def _line(frame: FrameType | None) -> str:
+    frame = sys._current_frames().get(thread)
     if frame is None:
         return "its thread has ended"
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}, has not come back or comes again"
+    return f"{innermost(frame)}, has not come back or comes again"
 
 
-@contextlib.contextmanager
-def quiet_refusals(clock: VirtualClock) -> Iterator[None]:
-    """Inside, a thread of a module that ends because of a refusal prints no traceback: the replay itself ends with that
-    error.
-    """
-    before = threading.excepthook
-
-    def print_others(ended: threading.ExceptHookArgs) -> None:
-        if ended.exc_value is None or ended.exc_value is not clock.refused:
-            before(ended)
-
-    threading.excepthook = print_others
-    try:
-        yield
-    finally:
-        threading.excepthook = before
+def innermost(frame: FrameType | None) -> str:
+    """The innermost line that is neither in Penstock nor in Python's own library; if there is none, the frame's own."""
+    found = frame
+    while found is not None and found.f_code.co_filename.startswith(OURS):
+        found = found.f_back
+    found = found or frame
+    return "" if found is None else f"{found.f_code.co_filename}:{found.f_lineno}, in {found.f_code.co_name}"

@@ -1,0 +1,127 @@
+"""What modules and programs use that a replay does not control: threads of their own are refused when they are started,
+calls that would end the process when they are made; processes and sockets are noted.
+
+A thread counts as started by a module if the thread of the replay, or one of the virtual clock's, starts it, in
+whichever library. (Python 3.11 has no audit event for that, so ``Thread.start`` is replaced meanwhile.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from penstock import clock as clocks
+from penstock.replay.watchdog import innermost
+
+__all__ = ["controlled"]
+
+#: Python's audit events for access to the outside of the process.
+OUTSIDE = frozenset({
+    "subprocess.Popen", "os.system", "os.fork", "os.posix_spawn",
+    "socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg",
+})  # fmt: skip
+# a process started by this causes no event, but the import of this module does
+SPAWNED = "multiprocessing.popen_spawn_posix"
+#: Functions that end the process, or may.
+ENDS = ((os, "_exit"), (os, "abort"), (os, "kill"), (os, "killpg"), (signal, "raise_signal"))
+
+
+class _Controlled:
+    """The replay that runs: its process and thread, and what was noted."""
+
+    def __init__(self) -> None:
+        self._process, self._thread = os.getpid(), threading.get_ident()
+        self.notes: list[str] = []
+
+    def calls(self) -> bool:
+        """Whether the caller is under control; a process that a module has forked is not."""
+        return os.getpid() == self._process and clocks.in_order(self._thread)
+
+
+_now: _Controlled | None = None
+_hooked: list[bool] = []
+
+
+@contextlib.contextmanager
+def controlled() -> Iterator[list[str]]:
+    """Inside, threads that this thread (or one of the virtual clock's) starts are refused, and calls that would end the
+    process. Gives the notes about processes that are started and sockets that are used.
+    """
+    global _now  # noqa: PLW0603
+    if not _hooked:  # an audit hook cannot be removed
+        _hooked.append(True)
+        sys.addaudithook(_audit)
+    with contextlib.ExitStack() as stack:
+        _replace(stack, threading.Thread, "start", _started_or_refused(threading.Thread.start))
+        for owner, name in ENDS:
+            _replace(stack, owner, name, _ended_or_refused(getattr(owner, name), f"{owner.__name__}.{name}"))
+        _now = begun = _Controlled()
+        try:
+            yield begun.notes
+        finally:
+            _now = None
+
+
+def _replace(stack: contextlib.ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
+    stack.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, function)
+
+
+# Both ask for the replay that runs when they are called: a module that is imported while they stand for a function of
+# the library may keep them (``from os import _exit``), also for replays in other processes.
+
+
+def _started_or_refused(start: Callable[..., None]) -> Callable[..., None]:
+    def started(thread: threading.Thread) -> None:
+        if _now is not None and _now.calls():
+            _refuse_thread(thread, sys._getframe(1))
+        start(thread)
+
+    return started
+
+
+def _ended_or_refused(end: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def ended(*arguments: Any, **options: Any) -> Any:
+        if _now is not None and _now.calls() and _ends_this(name, arguments):
+            place = innermost(sys._getframe(1))
+            clocks.refuse_if_virtual(f"{name}, called at {place}, which ends the process,")
+        return end(*arguments, **options)
+
+    return ended
+
+
+def _ends_this(name: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether such a call is meant for this process. Any signal but 0 counts, since the command handles those that end
+    it: a module that sends one would end the replay without a word.
+    """
+    if name not in ("os.kill", "os.killpg"):
+        return True
+    mine = (os.getpid(), 0, -1, -os.getpgrp()) if name == "os.kill" else (os.getpgrp(), 0)
+    return arguments[:1] != () and arguments[0] in mine and arguments[1:] != (0,)
+
+
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
+    if _now is None:
+        return
+    if event == "import" and arguments[0] == SPAWNED:
+        event = "os.posix_spawn"
+    if event in OUTSIDE:
+        told = f"{event} was used: a replay does not control what comes of that; the output may differ the next time"
+        if told not in _now.notes:
+            _now.notes.append(told)
+
+
+def _refuse_thread(thread: threading.Thread, caller: FrameType) -> None:
+    """Refuse a thread, unless it is one of Penstock's: the clock's own, or one that completes a journal's file."""
+    starter = caller.f_globals.get("__name__", "")
+    # The clock calls functions of modules, and one of these may be the start of a thread.
+    ours = starter.startswith("penstock.") and starter != clocks.__name__
+    if not ours and not clocks.is_virtual(thread):
+        place = f"{thread.name!r}, started at {innermost(caller)}"
+        clocks.refuse_if_virtual(f"a thread of one's own ({place}; clock.call_later takes recorded time)")
