@@ -160,7 +160,9 @@ Woken Publisher::wait_subscribers(std::uint32_t count, std::int64_t deadline_ns)
 
 bool Publisher::is_retired(std::uint64_t sequence, std::uint32_t slot) const {
     const Channel &channel = member.channel;
-    if (channel.slots[slot].state.load() != live(sequence)) return true;  // taken again
+    std::uint64_t state = channel.slots[slot].state.load();
+    bool claimed = kind_of(state) == slot_claiming && sequence_of(state) == sequence;  // a subscriber may still get it
+    if (state != live(sequence) && !claimed) return true;  // taken again
     for (std::uint32_t word = 0; word < channel.subscriber_words(); ++word)
         for (std::uint64_t bits = channel.active[word].load(); bits; bits &= bits - 1) {
             const Member &reader = channel.subscribers[word * 64 + unsigned(std::countr_zero(bits))];

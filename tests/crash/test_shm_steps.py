@@ -260,3 +260,21 @@ def test_a_dead_reliable_subscriber_holds_a_publisher_only_until_it_is_found(vic
                 assert message is not None
                 del message
     assert isinstance(publisher, penstock.Publisher)
+
+
+def test_a_slot_that_is_being_claimed_is_not_retired(victim: Path) -> None:
+    """A publisher that claims the oldest slot lets it go for a subscriber that reads it."""
+    name = f"/victim/{os.getpid()}/{next(_numbers)}"
+    with (
+        shm.Publisher(name, slots=5, retirement=True) as camera,
+        shm.Subscriber(name, max_active_messages=1) as viewer,
+    ):
+        camera.publish_many([b"1", b"2", b"3", b"4", b"5"])
+        process = subprocess.run([victim, name, "publish", "kill", "take.after_claiming", "1"], check=False, timeout=LONG)
+        assert process.returncode == -signal.SIGKILL
+        assert camera.retired() == [], "nobody has read it"
+        message = viewer.read(LONG)
+        assert message is not None and bytes(message) == b"1"
+        assert camera.retired() == [], "it is held"
+        message.release()
+        assert len(camera.retired(LONG)) == 1
