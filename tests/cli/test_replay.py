@@ -265,6 +265,11 @@ class Crashes(Module):
         if message.ordinal == 20:
             ctypes.string_at(0)
 
+class EndsNatively(Module):
+    def receive(self, message):
+        if message.ordinal == 20:
+            ctypes.CDLL(None)._exit(0)
+
 class Waits(Module):  # with fewer inputs it never comes back
     seen = 0
     def receive(self, message):
@@ -673,7 +678,14 @@ def test_the_line_of_a_module_whose_native_code_crashes_is_shown(folder: Path, o
     done = run("replay", "rec", "--into", gateway_of(folder, "Crashes"), *options, cwd=folder)
     assert "Segmentation fault" in done.stderr and "modules.py" in done.stderr and "in receive" in done.stderr
     assert done.returncode == (1 if options else -signal.SIGSEGV)
-    assert ("the process of a replay ended by signal 11" in done.stderr) == bool(options)
+    told = "the process of a replay ended by signal 11 (Segmentation fault), at input 20: topic speed, ordinal 20;"
+    assert (told in done.stderr) == bool(options)
+
+
+def test_a_bisect_tells_at_which_input_native_code_ended_the_process(folder: Path) -> None:
+    options = ("--bisect", "size < 9")
+    done = run("replay", "rec", "--into", gateway_of(folder, "EndsNatively"), *options, cwd=folder)
+    assert done.returncode == 1 and "ended with code 0, at input 20: topic speed, ordinal 20;" in done.stderr
 
 
 @pytest.mark.parametrize("as_json", [False, True])
