@@ -72,8 +72,8 @@ def apart(function: Callable[[], Result]) -> Result:
         code = os.waitstatus_to_exitcode(status)
         how = f"by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"with code {code}"
         raise ProcessEnded(
-            f"the process of a replay ended {how}, {place.get() or 'before the first input'}; native code of a module did "
-            "that, or somebody else"
+            f"the process of a replay ended {how}, {place.get() or 'before the first input'}; native code of a module "
+            "did that, or somebody else"
         )
     succeeded, result = _from_plain(json.loads(given))
     if not succeeded:
