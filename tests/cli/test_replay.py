@@ -430,6 +430,8 @@ PROGRAM_ERRORS = {
     "async def step(): pass": "program.py: step is called after each message: it must be a function, and not async",
     "from penstock import clock\ndef step():\n    clock.current().advance(5)": "program.py:3: StateError: a replay moves",
     "import sys\nsys.exit(0)": "program.py:2: SystemExit: 0",
+    "import sys\nfrom penstock.bus import CallbackSubscriber, named_bus\ndef took(message):\n    sys.exit(3)\n"
+    "named_bus('speed').add(CallbackSubscriber(took, ids=(0,)))": "program.py:4: SystemExit: 3",
     "from penstock import clock\ndef f():\n    raise KeyError('k')\nclock.call_later(0.1, f)": "program.py:3: KeyError: 'k'",
 }
 
