@@ -242,6 +242,11 @@ class Aborts(Module):
         if message.ordinal == 20:
             os.abort()
 
+class Execs(Module):
+    def receive(self, message):
+        if message.ordinal == 20:
+            os.execlp("true", "true")
+
 class Kills(Module):
     def receive(self, message):
         if message.ordinal == 20:
@@ -657,6 +662,7 @@ def test_a_replay_with_fewer_inputs_that_is_refused_or_fails_counts_as_not_break
         ("EndsAll", "os._exit"),
         ("EndsByName", "os._exit"),
         ("Aborts", "os.abort"),
+        ("Execs", "os.execv"),
         ("Kills", "os.kill"),
         ("Signals", "signal.raise_signal"),
     ],
