@@ -242,6 +242,11 @@ class Aborts(Module):
         if message.ordinal == 20:
             os.abort()
 
+class Execs(Module):
+    def receive(self, message):
+        if message.ordinal == 20:
+            os.execlp("true", "true")
+
 class Kills(Module):
     def receive(self, message):
         if message.ordinal == 20:
@@ -264,6 +269,11 @@ class Crashes(Module):
     def receive(self, message):
         if message.ordinal == 20:
             ctypes.string_at(0)
+
+class EndsNatively(Module):
+    def receive(self, message):
+        if message.ordinal == 20:
+            ctypes.CDLL(None)._exit(0)
 
 class Waits(Module):  # with fewer inputs it never comes back
     seen = 0
@@ -425,6 +435,8 @@ PROGRAM_ERRORS = {
     "async def step(): pass": "program.py: step is called after each message: it must be a function, and not async",
     "from penstock import clock\ndef step():\n    clock.current().advance(5)": "program.py:3: StateError: a replay moves",
     "import sys\nsys.exit(0)": "program.py:2: SystemExit: 0",
+    "import sys\nfrom penstock.bus import CallbackSubscriber, named_bus\ndef took(message):\n    sys.exit(3)\n"
+    "named_bus('speed').add(CallbackSubscriber(took, ids=(0,)))": "program.py:4: SystemExit: 3",
     "from penstock import clock\ndef f():\n    raise KeyError('k')\nclock.call_later(0.1, f)": "program.py:3: KeyError: 'k'",
 }
 
@@ -650,6 +662,7 @@ def test_a_replay_with_fewer_inputs_that_is_refused_or_fails_counts_as_not_break
         ("EndsAll", "os._exit"),
         ("EndsByName", "os._exit"),
         ("Aborts", "os.abort"),
+        ("Execs", "os.execv"),
         ("Kills", "os.kill"),
         ("Signals", "signal.raise_signal"),
     ],
@@ -673,7 +686,14 @@ def test_the_line_of_a_module_whose_native_code_crashes_is_shown(folder: Path, o
     done = run("replay", "rec", "--into", gateway_of(folder, "Crashes"), *options, cwd=folder)
     assert "Segmentation fault" in done.stderr and "modules.py" in done.stderr and "in receive" in done.stderr
     assert done.returncode == (1 if options else -signal.SIGSEGV)
-    assert ("the process of a replay ended by signal 11" in done.stderr) == bool(options)
+    told = "the process of a replay ended by signal 11 (Segmentation fault), at input 20: topic speed, ordinal 20;"
+    assert (told in done.stderr) == bool(options)
+
+
+def test_a_bisect_tells_at_which_input_native_code_ended_the_process(folder: Path) -> None:
+    options = ("--bisect", "size < 9")
+    done = run("replay", "rec", "--into", gateway_of(folder, "EndsNatively"), *options, cwd=folder)
+    assert done.returncode == 1 and "ended with code 0, at input 20: topic speed, ordinal 20;" in done.stderr
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -17,6 +17,7 @@ from penstock import errors
 from penstock._core import counters_hide
 from penstock.errors import PenstockError, StateError
 from penstock.gateway.stage import Failure
+from penstock.replay.place import Place, keep_in
 from penstock.replay.rule import Break, Shown, Verdict
 from penstock.replay.run import Report
 from penstock.system import dying_with_parent
@@ -39,6 +40,7 @@ def apart(function: Callable[[], Result]) -> Result:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # otherwise the copy would print it again
     reading, writing = os.pipe()
+    place = Place()
     die_with_parent = dying_with_parent()
     # Until the copy has its own handlers: the parent's would make it go on with the parent's work.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
@@ -51,6 +53,7 @@ def apart(function: Callable[[], Result]) -> Result:
         die_with_parent()
         # Otherwise each replay would be a death, and drive those of the user's programs out of the file of deaths.
         counters_hide()
+        keep_in(place)
         _leave_signals_to_parent()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(reading)
@@ -68,7 +71,10 @@ def apart(function: Callable[[], Result]) -> Result:
     if not given:
         code = os.waitstatus_to_exitcode(status)
         how = f"by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"with code {code}"
-        raise ProcessEnded(f"the process of a replay ended {how}: native code of a module did that, or somebody else")
+        raise ProcessEnded(
+            f"the process of a replay ended {how}, {place.get() or 'before the first input'}; native code of a module "
+            "did that, or somebody else"
+        )
     succeeded, result = _from_plain(json.loads(given))
     if not succeeded:
         kind = getattr(errors, result[0], None)

@@ -28,8 +28,11 @@ OUTSIDE = frozenset({
 })  # fmt: skip
 # a process started by this causes no event, but the import of this module does
 SPAWNED = "multiprocessing.popen_spawn_posix"
-#: Functions that end the process, or may.
-ENDS = ((os, "_exit"), (os, "abort"), (os, "kill"), (os, "killpg"), (signal, "raise_signal"))
+#: Functions that end the process, or may; those of ``os.exec...`` all call one of two.
+ENDS = (
+    *((os, name) for name in ("_exit", "abort", "kill", "killpg", "execv", "execve")),
+    (signal, "raise_signal"),
+)
 
 
 class _Controlled:

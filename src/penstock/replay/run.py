@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from penstock.clock import VirtualClock, is_virtual, using
 from penstock.gateway.stage import Failure
 from penstock.replay.outside import controlled
+from penstock.replay.place import kept
 from penstock.replay.script import Input
 from penstock.replay.target import Target, Told
 from penstock.replay.watchdog import watched
@@ -59,6 +60,7 @@ def replay(
     """
     began, count, first_ns = time.monotonic(), 0, times_ns[0]
     handled: Input | None = None
+    place = kept()
     waiting: dict[str, int] = {}
     notes: tuple[str, ...] = ()
     with (
@@ -85,6 +87,8 @@ def replay(
                 count += 1
                 on_input()
                 handled = one
+                if place is not None:
+                    place.set(_where("", count, one))
                 actor.put(one.source, one.message, one.ordinal, one.schema)
                 handled = None
                 _check(clock)

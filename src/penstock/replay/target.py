@@ -256,6 +256,8 @@ class _Program:
         """Turn an error inside into a ``ProgramError`` that names the line of the program."""
         try:
             yield
+        except ProgramError:
+            raise
         except FAILURES as error:
             if error is self._clock.refused:
                 raise
@@ -269,13 +271,14 @@ class _Program:
         self._heard[source] = self._heard.get(source, False) or publisher.wait_ready(1, 0)
         if ordinal > 1:
             publisher.bus._go_on(publisher.id, ordinal - 1)
-        try:
-            publisher.publish(bytes(message))
-        except TimeoutError as error:
-            raise ProgramError(
-                f"{error}. Nobody reads it: give the program a function step() that does, or open it with "
-                'overflow="drop_oldest"'
-            ) from error
+        with self._program_errors():  # a handler that calls sys.exit
+            try:
+                publisher.publish(bytes(message))
+            except TimeoutError as error:
+                raise ProgramError(
+                    f"{error}. Nobody reads it: give the program a function step() that does, or open it with "
+                    'overflow="drop_oldest"'
+                ) from error
         self._step()
 
     def advance(self, time_ns: int) -> None:

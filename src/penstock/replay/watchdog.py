@@ -19,7 +19,7 @@ __all__ = ["innermost", "watched"]
 
 TELL_AFTER_S = 10.0  # as a live gateway does by itself (``stuck_after_s``)
 LOOKS = 10  # checks in that time
-OURS = (str(Path(penstock.__file__).parent), sysconfig.get_path("stdlib"))
+OURS = (str(Path(penstock.__file__).parent), sysconfig.get_path("stdlib"), "<frozen ")
 log = logging.getLogger("penstock.replay")
 
 
