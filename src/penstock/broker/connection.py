@@ -123,7 +123,7 @@ class Connection:
         host, port = self.socket.getsockname()[:2]
         said = f"a broker listens at this port: broker://{host}:{port}/TOPIC"
         self.socket.send(frame(FrameType.REFUSED, said.encode()))
-        raise Disconnect("a peer of tcp:// has come to the port of a broker")
+        raise Disconnect("a tcp:// peer connected to the port of a broker; use broker://")
 
     def _handshake(self) -> bool:
         assert self.tls is not None
