@@ -123,7 +123,7 @@ class Connection:
                 return
             header_size, kind, _, size = HEADER.unpack_from(self._received)
             if header_size != HEADER.size or kind != FrameType.PAYLOAD:
-                raise ProtocolError("the peer sent something else than calls")
+                raise ProtocolError("the peer sent something that is not a call")
             too_large = size > self._max + ENVELOPE.size
             end = HEADER.size + (ENVELOPE.size if too_large else size)
             if len(self._received) < end:
@@ -240,8 +240,8 @@ class StreamClient(ClientLane):
             if isinstance(error, PenstockError):
                 raise
             if isinstance(error, TimeoutError) and timeout < self._connect_timeout:
-                raise TimeoutError(f"{address}: no greeting in time") from None
-            raise PeerGone(f"{address} gave no greeting: {error}") from None
+                raise TimeoutError(f"{address}: no handshake in time") from None
+            raise PeerGone(f"{address}: the handshake failed: {error}") from None
         except BaseException:
             connection.close()
             raise
@@ -537,7 +537,7 @@ def _step(connection: socket.socket, negotiation: Negotiation) -> Any:
     """Read what the greeting needs next; returns the agreement when the greeting is complete."""
     data = connection.recv(negotiation.needs)
     if not data:
-        raise PeerGone("the other side closed the connection during the greeting")
+        raise PeerGone("the other side closed the connection during the handshake")
     try:
         return negotiation.feed(data)
     finally:
