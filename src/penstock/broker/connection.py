@@ -160,6 +160,7 @@ class Connection:
         end = time.monotonic() + TURN_S
         self.cut = False
         while not self.ending and not self.paused():
+            # a request that needs several turns is finished first: answers come in the order of requests
             if self.session.work is not None:
                 said = self.session.go_on()
                 self.busy = said == BUSY
@@ -172,6 +173,7 @@ class Connection:
                 verb, rest, batch = event
                 if batch is not None:
                     self._count(len(batch))
+                # after a reset nobody reads answers: questions are skipped, publishes and acknowledgements count
                 if not (self.reset and verb in VERBS and VERBS[verb].asks):
                     self.session.handle(verb, rest, batch)
                 if self.session.loaded:

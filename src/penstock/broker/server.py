@@ -207,6 +207,7 @@ class Server:
             self._stop_accepting()
         if not self.draining:
             return False
+        # wait for answers that are not sent yet, and for acknowledgements: without them messages would be redelivered
         connections = self.connections.values()
         busy = any(c.outbox.pending_bytes or c.session.answers or c.unacknowledged for c in connections)
         busy = busy or any(queue.state.in_flight for queue in self.broker.queues.values() if queue.consumers)

@@ -436,8 +436,9 @@ class StreamServer(ServerLane):
         peer.connection = Connection(peer.socket, self._max)
 
     def _arm(self) -> None:
-        """Register what each connection waits for; disconnect those whose greeting takes too long."""
+        """Register what each connection waits for; disconnect those whose handshake takes too long."""
         now = time.monotonic()
+        # back-pressure: while too many requests wait for the function, nothing is read and clients wait in TCP
         self._paused = self._requests.qsize() >= MAX_WAITING
         for descriptor, peer in list(self._peers.items()):
             if peer.connection is None:
