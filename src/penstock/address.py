@@ -143,7 +143,7 @@ def _parse_network(scheme: str, rest: str, options: dict[str, str], text: str) -
         raise InvalidArgument(f"address {text!r} is not of the form {form} with a port of 0 to 65535{encoded}")
     if _PLACE_IN_TOPIC.search(topic):  # a:9876/orders,b:9876/orders: all of it after the first / would be a topic
         raise InvalidArgument(
-            f"address {text!r}: what is after the hosts is written once, {scheme}://A:PORT,B:PORT/NAME"
+            f"address {text!r}: write the name once, after the last host: {scheme}://A:PORT,B:PORT/NAME"
         )
     if scheme == "tcp" and "," in host:
         raise InvalidArgument(f"address {text!r} names several hosts: a tcp publisher is one, tcp://HOST:PORT")

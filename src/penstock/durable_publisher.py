@@ -199,7 +199,7 @@ class Flow:
         try:
             self._give_back()
         except BaseException as error:
-            logger.error("%r did not end well: %s", self, error)
+            logger.error("%r: closing failed: %s", self, error)
             self.end_error = error
         finally:
             _flows.discard(self)
@@ -224,7 +224,7 @@ class Flow:
             except ClosedError:
                 return
             except Exception as error:  # only live subscribers lose it; it is in the journal
-                logger.error("%r: messages did not reach the live flow: %s", self, error)
+                logger.error("%r: messages were stored, but did not reach live subscribers: %s", self, error)
             if ending:
                 return
             if not self._all_committed:

@@ -96,7 +96,7 @@ def check_start(start: object) -> str:
             raise InvalidArgument(f"start={text} must be a position from 1 to 2**62 - 1")
         return text
     if len(text) > 100:
-        raise InvalidArgument("start= is no place in the past: it is too long")
+        raise InvalidArgument("start= is too long to be a position, a time or a duration")
     start_ns(text)
     return text
 

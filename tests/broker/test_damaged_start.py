@@ -77,7 +77,7 @@ def test_what_lies_behind_the_last_commit_is_cut_off_and_told(
     overwrite(log, (end + 7) // 8 * 8 + 64, b"half a batch" * 30)
     with caplog.at_level(logging.WARNING, "penstock.journal"):
         assert counts(serve()) == [("q", 5)]
-    assert "closed off a torn tail" in caplog.text
+    assert "bytes that were never confirmed" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_what_is_done_when_it_is_read_cannot_be_given_back(client: Client) -> No
     with client.subscribe("q", ack="read") as consumer:
         message = consumer.read(LONG)
         assert message is not None
-        with pytest.raises(StateError, match="done when it is read"):
+        with pytest.raises(StateError, match="acknowledged when it is read"):
             consumer.nack(message)
 
 

@@ -103,7 +103,7 @@ def test_who_finds_no_room_is_told(place: Path) -> None:
             connection = idle.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             connection.connect(str(place))
         for _ in range(20):
-            with pytest.raises(InvalidArgument, match=f"hung up: it serves {MAX_CONNECTIONS} at once"):
+            with pytest.raises(InvalidArgument, match=f"closed the connection: it serves {MAX_CONNECTIONS} at once"):
                 list(ask(place, {"do": "list"}))
 
 

@@ -164,7 +164,7 @@ def test_what_is_wrong_is_told_by_its_path(data: Any, wanted: str) -> None:
         ({"entrypoint": "json:loads"}, None, "no class with a receive"),
         ({"entrypoint": {"klass": "x"}}, None, r"entrypoint\.klass: is not known"),
         ({"entrypoint": "penstock.gateway.modules:Timer"}, {"period": 1}, r"modules\[0\]\.args: 'period' is not known"),
-        ({"entrypoint": "penstock.gateway.modules:Timer"}, {"period_s": "x"}, r"modules\[0\]\.args: period_s is like 1\.0"),
+        ({"entrypoint": "penstock.gateway.modules:Timer"}, {"period_s": "x"}, r"modules\[0\]\.args: period_s must be a number, such as 1\.0"),
         ({"name": "native", "entrypoint": "a.b:C"}, None, 'a Python class has "python" as the name of its loader'),
         ({"name": "native", "entrypoint": "/no/such.so"}, None, r"modules\[0\]\.loader\.entrypoint: cannot be loaded"),
         ({"name": "process", "entrypoint": {"activation": "none"}}, None, r"control_id: is missing"),

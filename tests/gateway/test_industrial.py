@@ -129,8 +129,8 @@ def test_a_serial_port_that_comes_later_is_waited_for(gateway: Gateway, tmp_path
 
 def test_what_no_serial_line_is_is_refused() -> None:
     refused(SerialLine, {}, "port is missing")
-    refused(SerialLine, {"port": "/dev/x", "parity": "X"}, "parity is one of")
-    refused(SerialLine, {"port": "/dev/x", "baud": 0}, "baud is above 0")
+    refused(SerialLine, {"port": "/dev/x", "parity": "X"}, "parity must be one of")
+    refused(SerialLine, {"port": "/dev/x", "baud": 0}, "baud must be above 0")
 
 
 # ---- Modbus
@@ -232,14 +232,14 @@ def test_a_device_that_is_away_is_a_failure_and_is_found_again(
 
 def test_what_no_register_is_is_refused() -> None:
     refused(ModbusIn, {}, "registers is missing")
-    refused(ModbusIn, {"registers": {"a": {"kind": "word"}}}, "registers.a: kind is one of")
-    refused(ModbusOut, {"register": {"address": 1, "kind": "input"}}, "register: kind is one of holding, coil")
-    refused(ModbusOut, {"register": {"address": 1, "type": "text"}}, "type is one of")
-    refused(ModbusIn, {"registers": {"a": {"address": 65535, "type": "float32"}}}, "registers.a: float32 is 2 registers")
+    refused(ModbusIn, {"registers": {"a": {"kind": "word"}}}, "registers.a: kind must be one of")
+    refused(ModbusOut, {"register": {"address": 1, "kind": "input"}}, "register: kind must be one of holding, coil")
+    refused(ModbusOut, {"register": {"address": 1, "type": "text"}}, "type must be one of")
+    refused(ModbusIn, {"registers": {"a": {"address": 65535, "type": "float32"}}}, "registers.a: float32 needs 2 registers")
     assert ModbusIn.parse({"registers": {"a": {"address": 65534, "type": "float32"}, "b": {"address": 65535}}})
     for unit in (300, -1):
-        refused(ModbusOut, {"register": {"address": 1}, "unit": unit}, "unit is 0 to 255")
-    refused(ModbusOut, {"register": {"address": 1}, "port": 70000}, "port is 1 to 65535")
+        refused(ModbusOut, {"register": {"address": 1}, "unit": unit}, "unit must be 0 to 255")
+    refused(ModbusOut, {"register": {"address": 1}, "port": 70000}, "port must be 1 to 65535")
 
 
 # ---- OPC UA
@@ -340,11 +340,11 @@ def test_a_server_that_comes_later_is_waited_for(gateway: Gateway, loop: Loop) -
 
 def test_what_no_node_is_is_refused() -> None:
     refused(OpcUaIn, {}, "nodes is missing")
-    refused(OpcUaIn, {"nodes": {"a": 3}}, "nodes.a is a node id")
-    refused(OpcUaOut, {"node": "i=1", "url": "http://x"}, "begins with opc.tcp")
+    refused(OpcUaIn, {"nodes": {"a": 3}}, "nodes.a must be a node id")
+    refused(OpcUaOut, {"node": "i=1", "url": "http://x"}, "must begin with opc.tcp")
     for node in ("nonsense", "ns=2", "ns=x;i=3", "ns=70000;i=3", "i=-1", "i=4294967296", "s=", "g=12"):
-        refused(OpcUaIn, {"nodes": {"a": node}}, "nodes.a is a node id")
-        refused(OpcUaOut, {"node": node}, "node is a node id")
+        refused(OpcUaIn, {"nodes": {"a": node}}, "nodes.a must be a node id")
+        refused(OpcUaOut, {"node": node}, "node must be a node id")
 
 
 @pytest.mark.parametrize(

@@ -407,7 +407,7 @@ def test_transform_refuses_what_is_no_assignment(assign: list[Any]) -> None:
 
 
 def test_transform_refuses_two_contents() -> None:
-    with pytest.raises(ValueError, match="one of them"):
+    with pytest.raises(ValueError, match="not both"):
         modules.Transform.parse({"assign": [".a = 1"], "content": "x"})
 
 

@@ -140,7 +140,7 @@ def test_health_while_looks_fail_and_afterwards(service: Service, caplog: pytest
 
     watcher._source = fail
     deadline = time.monotonic() + 30
-    while "a look failed" not in caplog.text:
+    while "reading the counters failed" not in caplog.text:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     watcher._state = dataclasses.replace(watcher.state, time_ns=watcher.state.time_ns - 60_000_000_000)  # a minute goes by

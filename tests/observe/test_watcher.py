@@ -163,7 +163,7 @@ def test_a_look_that_fails_is_logged_and_the_next_one_comes(caplog: pytest.LogCa
     finally:
         watcher.stop()
     (record,) = [record for record in caplog.records if record.name == "penstock.monitor"]
-    assert "a look failed" in record.message and record.exc_info is not None
+    assert "reading the counters failed" in record.message and record.exc_info is not None
 
 
 def test_a_watcher_that_has_looked_does_not_look_again_at_once() -> None:

@@ -116,7 +116,7 @@ def test_messages_of_a_topic_begin_episodes(recording: Path, tmp_path: Path) -> 
         ({"action": "comand"}, "there is no topic 'comand'; .*command"),
         ({"action": "state:arm.name"}, "str where a number is wanted"),
         ({"action": "state:leg"}, "State has no field 'leg'; valid: arm, position"),
-        ({"action": "raw"}, "nobody has said what topic 'raw' is made of"),
+        ({"action": "raw"}, "topic 'raw' has no type"),
         ({"action": "odd"}, "position [0-9]+ of odd: .* 1 numbers, and 2 in the messages before"),
         ({"action": "joints"}, "joints is no feature: .* name one of its fields, as in joints:positions"),
         ({"action": "camera"}, "pictures, which are not written"),

@@ -165,7 +165,7 @@ def test_a_pipeline_is_not_counted_under_a_token() -> None:
 def test_what_went_before_it_was_archived_names_no_token() -> None:
     module = pytest.importorskip("penstock.spark.lake.planning")
     place = types.SimpleNamespace(uuid="u", first=9)
-    with pytest.raises(PenstockError, match=r"of broker://127\.0\.0\.1:1 went by retention") as failure:
+    with pytest.raises(PenstockError, match=r"of broker://127\.0\.0\.1:1 were deleted by retention") as failure:
         module.start(3, f"broker://127.0.0.1:1?token={SECRET}", place)
     assert SECRET not in str(failure.value)
 

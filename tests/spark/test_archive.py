@@ -81,10 +81,10 @@ def test_what_goes_while_it_is_archived_is_told(spark, tmp_path, monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(archiving, "run", run)
-    with pytest.raises(PySparkException, match="went by retention before they were read"):
+    with pytest.raises(PySparkException, match="were deleted by retention before they were read"):
         archive(spark, str(tmp_path / "j"), tmp_path / "archive")
     assert lake.info(tmp_path / "archive").reached == {}
-    with pytest.raises(PySparkException, match="went by retention before they were read"):
+    with pytest.raises(PySparkException, match="were deleted by retention before they were read"):
         tail.count()
 
 

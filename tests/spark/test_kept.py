@@ -54,7 +54,7 @@ def test_a_stream_tells_what_went_after_it_was_planned(tmp_path):
     parts, others = reader.partitions(start, end), careless.partitions(start, end)
     assert len(parts) > 3
     first = take(tmp_path / "j", 3)
-    with pytest.raises(StateError, match=f"positions 1 to {first - 1} of .* went by retention"):
+    with pytest.raises(StateError, match=f"positions 1 to {first - 1} of .* were deleted by retention"):
         positions(reader, parts)
     assert positions(careless, others) == list(range(first, 5001))
     assert positions(reader, parts[-1:])[-1] == 5000, "what is still there can be read"
@@ -64,7 +64,7 @@ def test_a_stream_tells_what_went_before_it_was_announced(tmp_path):
     make(tmp_path / "j", 5000)
     reader, start, end = stream_reader(tmp_path / "j")
     take(tmp_path / "j", 3)
-    with pytest.raises(StateError, match=r"positions 1 to .* went by retention"):
+    with pytest.raises(StateError, match=r"positions 1 to .* were deleted by retention"):
         reader.partitions(start, end)
 
 
@@ -77,7 +77,7 @@ def test_a_table_that_must_be_whole(tmp_path):
     assert positions(whole, parts) == list(range(1, 5001))
     first = forget_before(tmp_path / "j", 3)
     for again in (whole.partitions, lambda: positions(whole, parts)):
-        with pytest.raises(StateError, match=r"positions 1 to .* went by retention"):
+        with pytest.raises(StateError, match=r"positions 1 to .* were deleted by retention"):
             again()
     plain = JournalReader(options, schema())
     assert positions(plain, plain.partitions()) == list(range(first, 5001))
@@ -101,7 +101,7 @@ def test_a_segment_that_goes_while_it_is_read(tmp_path, whole):
     assert next(stretches).index["position"][0] == 1
     first = take(tmp_path / "j", 3)
     if whole:
-        with pytest.raises(StateError, match="went by retention"):
+        with pytest.raises(StateError, match="were deleted by retention"):
             list(stretches)
     else:
         assert [int(number) for stretch in stretches for number in stretch.index["position"]] == list(range(first, 5001))
@@ -131,7 +131,7 @@ def test_a_broker_whose_retention_was_faster_is_told(tmp_path):
     first = forget_before(tmp_path / "j", 3)
     with Server(tmp_path / "j", port).start():
         for end in (10, 5001):
-            with pytest.raises(StateError, match=f"positions 1 to {first - 1} .* went by retention"):
+            with pytest.raises(StateError, match=f"positions 1 to {first - 1} .* were deleted by retention"):
                 list(place.batches(1, end, Reading(POSITION, Bounds(), fail_if_deleted=True)))
         assert sum(batch.num_rows for batch in place.batches(1, 5001, Reading(POSITION, Bounds()))) == 5001 - first
 
@@ -223,5 +223,5 @@ def test_a_stream_tells_of_a_missing_segment_or_jumps_over_it_in_one_step(tmp_pa
         offset = following
     assert all(batches), "no batch is empty"
     assert [number for batch in batches for number in batch] == [*range(gone, lost[0]), *range(lost[-1] + 1, 5001)]
-    assert f"positions 1 to {gone - 1} of journal {uuid} went by retention" in caplog.text
+    assert f"positions 1 to {gone - 1} of journal {uuid} were deleted by retention" in caplog.text
     assert f"positions {lost[0]} to {lost[-1]} of journal {uuid} are in no segment" in caplog.text

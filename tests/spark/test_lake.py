@@ -523,7 +523,7 @@ def test_what_went_before_it_was_archived_is_told(tmp_path):
     with Journal(tmp_path / "j", segment_bytes=1 << 16, sync=False) as journal:
         extend(journal, 5000)
     forget_before(tmp_path / "j", 3)
-    with pytest.raises(StateError, match="went by retention before they were archived"):
+    with pytest.raises(StateError, match="were deleted by retention before they were archived"):
         lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
 
 

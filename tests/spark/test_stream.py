@@ -140,7 +140,7 @@ def test_retention_that_passed_an_offset_is_told(spark, tmp_path):
     with Journal(tmp_path / "j", segment_bytes=1 << 16, sync=False) as journal:
         extend(journal, 5000)
     first = forget_before(tmp_path / "j", 3)
-    with pytest.raises(PySparkException, match="went by retention before this query"):
+    with pytest.raises(PySparkException, match="were deleted by retention before this query"):
         run(stream(spark, tmp_path / "j"), tmp_path)
     run(stream(spark, tmp_path / "j", failOnDataLoss="false"), tmp_path)
     assert positions(spark, tmp_path) == [*range(1, 201), *range(first, 5201)]
@@ -175,7 +175,7 @@ def test_each_position_that_is_skipped_is_told_once(tmp_path, caplog, limit):
     assert [text.split(" of journal")[0] for text in told] == [
         f"positions 2 to {first - 1}", f"positions {low} to {high - 1}"
     ]  # fmt: skip
-    assert "went by retention" in told[0] and "damage" in told[1]
+    assert "were deleted by retention" in told[0] and "damage" in told[1]
 
 
 def test_a_table_tells_what_it_goes_on_without(tmp_path, caplog):
@@ -189,7 +189,7 @@ def test_a_table_tells_what_it_goes_on_without(tmp_path, caplog):
 def test_a_starting_position_that_is_gone_is_a_loss(tmp_path):
     make(tmp_path / "j", 6000)
     forget_before(tmp_path / "j", 1)
-    with pytest.raises(StateError, match=r"positions 2 to \d+ .* went by retention"):
+    with pytest.raises(StateError, match=r"positions 2 to \d+ .* were deleted by retention"):
         planned_by_triggers(tmp_path / "j", startingOffset="position:2")
     assert planned_by_triggers(tmp_path / "j", startingOffset="earliest")
 

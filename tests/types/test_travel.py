@@ -339,7 +339,7 @@ def test_the_command_shows_schemas(tmp_path: Path) -> None:
         assert "a: <i4" in done.stdout and "b: <f4 (2,)" in done.stdout, done.stderr
     with penstock.publisher("shm:/types-untold"):
         done = command("schema", "shm:/types-untold")
-        assert done.returncode == 1 and "nobody has said" in done.stderr
+        assert done.returncode == 1 and "no publisher has declared a type" in done.stderr
     with socket.socket() as taken:  # bound and not listening: nobody can be there
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]

@@ -67,7 +67,7 @@ def backup(directory: str | Path, target: str | Path) -> Copied:
                 continue
     finally:
         lock.release()
-    raise StateError(f"the segments of {source} go faster than they can be copied")
+    raise StateError(f"the segments of {source} are deleted faster than they can be copied; keep more (--keep)")
 
 
 def _check_apart(source: Path, place: Path) -> None:

@@ -715,7 +715,7 @@ class Broker:
                 self._stuck[queue] = now_ns + UNREADABLE_NS
                 queue.stuck(error)
                 if not isinstance(error, PenstockError | OSError):
-                    logger.exception("queue %s: a fault of the broker's", queue.name)
+                    logger.exception("queue %s: internal error of the broker", queue.name)
                     failed.append(queue)
         (self._timed.add if queue.hands_out and queue.state.outstanding else self._timed.discard)(queue)
         if queue.state.changed:

@@ -123,7 +123,7 @@ class Connection:
         host, port = self.socket.getsockname()[:2]
         said = f"a broker listens at this port: broker://{host}:{port}/TOPIC"
         self.socket.send(frame(FrameType.REFUSED, said.encode()))
-        raise Disconnect("a peer of tcp:// has come to the port of a broker")
+        raise Disconnect("a tcp:// peer connected to the port of a broker; use broker://")
 
     def _handshake(self) -> bool:
         assert self.tls is not None
@@ -160,6 +160,7 @@ class Connection:
         end = time.monotonic() + TURN_S
         self.cut = False
         while not self.ending and not self.paused():
+            # a request that needs several turns is finished first: answers come in the order of requests
             if self.session.work is not None:
                 said = self.session.go_on()
                 self.busy = said == BUSY
@@ -172,6 +173,7 @@ class Connection:
                 verb, rest, batch = event
                 if batch is not None:
                     self._count(len(batch))
+                # after a reset nobody reads answers: questions are skipped, publishes and acknowledgements count
                 if not (self.reset and verb in VERBS and VERBS[verb].asks):
                     self.session.handle(verb, rest, batch)
                 if self.session.loaded:

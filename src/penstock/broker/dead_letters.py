@@ -38,7 +38,7 @@ def bury(broker: Broker, queue: Queue, position: int, deliveries: int, reason: s
         dead = broker.queue(name, options, bounded=False)  # not bounded: each queue has at most one
         # another client may have created it meanwhile for topics that this one may not read
         if not dead.wants(target) and not broker.trusting:
-            raise RefusedError(f"its dead letters go to queue {name}, which is there for other topics")
+            raise RefusedError(f"its dead letters go to queue {name}, which is bound to other topics")
         bind(broker, queue)
         properties = dict(message.properties)
         properties.setdefault("$topic", message.channel or words.DEFAULT_TOPIC)

@@ -88,7 +88,7 @@ def describe(parts: addresses.Address) -> dict[str, Any]:
             known = []
             facts["queues"] = f"not told: {error}"
     if parts.topic:
-        facts["kept"] = _kept(parts)
+        facts["kept"] = _first_stored(parts)
     wanted = parts.options.get("queue")
     takes = _queues_taking(parts.topic, known) if wanted is None else [k for k in known if k["queue"] == wanted]
     if wanted is not None and not takes and "queues" not in facts:
@@ -133,7 +133,7 @@ def _access(parts: addresses.Address) -> dict[str, Any]:
     return {"token": parts.options.get("token"), "tls": tls, "timeout": timeout}
 
 
-def _kept(parts: addresses.Address) -> str:
+def _first_stored(parts: addresses.Address) -> str:
     """Where the stored messages of the topic begin."""
     from penstock.broker.client.clients import tls_context
     from penstock.broker.fetch import RangeClient

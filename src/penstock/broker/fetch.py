@@ -55,7 +55,7 @@ class RangeClient:
             answer = self._ask(self._hello)
             fields = dict(word.partition("=")[::2] for word in answer.split()[2:])
             if not fields.get("journal"):
-                raise ProtocolError(f"what answers at {place} is no broker: {answer[:100]!r}")
+                raise ProtocolError(f"the server at {place} is not a broker: {answer[:100]!r}")
             return fields["journal"]
         except BaseException:
             self.close()
@@ -97,7 +97,7 @@ class RangeClient:
         answer = self._ask(line)
         verb, _, length = answer.partition(" ")
         if verb != "DATA" or not 0 < _number(length) <= MAX_DATA_BYTES:
-            raise ProtocolError(f"the broker did not answer with data but {answer[:100]!r}")
+            raise ProtocolError(f"expected data from the broker, got {answer[:100]!r}")
         part = decode_range(self._read(_number(length)))
         if stored and not part.has_stored:
             raise ProtocolError("the broker did not send the times of storing")
@@ -142,7 +142,7 @@ class RangeClient:
         answer = self._ask(f"SCHEMA {pattern}")
         verb, _, length = answer.partition(" ")
         if verb != "DATA" or not 0 < _number(length) <= MAX_SCHEMAS_BYTES:
-            raise ProtocolError(f"the broker did not answer with data but {answer[:100]!r}")
+            raise ProtocolError(f"expected data from the broker, got {answer[:100]!r}")
         try:
             found = json.loads(self._read(_number(length)))
             newest, versions = (

@@ -75,7 +75,7 @@ class Verb:
         """The words of a command; refused if there are too few or too many."""
         found = rest.split()
         if len(found) < self.least or (self.most is not None and len(found) > self.most):
-            raise Refusal("bad_request", f"the form is {self.form}")
+            raise Refusal("bad_request", f"expected {self.form}")
         return found
 
 
@@ -289,14 +289,14 @@ class Protocol(Session):
         self.check_publish((name,))
         self.broker.check_topics((name,))
         self.scanner.forget_topics()  # the topic is allowed by now: the next message is accepted
-        raise Refusal("unavailable", f"the topic is allowed by now; publish again: {name}")
+        raise Refusal("unavailable", f"the right to publish was granted meanwhile; publish again: {name}")
 
     def pub(self, options: str, batch: Batch) -> Answer | Work:
         """PUB <topic> <lengths> [options]: publish."""
         if self.host.draining and self.producer:  # its client sends it again, to whichever broker is next
-            raise Disconnect("the broker is ending")
+            raise Disconnect("the broker is shutting down")
         if self.host.draining:
-            raise Refusal("unavailable", "the broker is ending")
+            raise Refusal("unavailable", "the broker is shutting down")
         if not self.hello:
             return self.raw_pub(batch)
         self.broker.check_room(batch)
@@ -320,7 +320,7 @@ class Protocol(Session):
         given_words = text.split()
         timed = given_words[-1:] == [_TIMED]
         if any(word.startswith(f"{_TIMED}=") for word in given_words):
-            raise Refusal("bad_option", f"{_TIMED}= stands right behind the length, once")
+            raise Refusal("bad_option", f"{_TIMED}= must follow the length, once")
         options = words.split_options(given_words[:-1] if timed else given_words, _PUBLISH_OPTIONS)
         now_ns = time.time_ns()
         more: dict[str, str] = {}
@@ -376,7 +376,7 @@ class Protocol(Session):
             view = memoryview(data)
             index, body = view[len(text) + len(newline) : end], view[end:]
             if not 0 < count <= len(data) // ENTRY.size or len(index) != count * ENTRY.size:
-                raise Refusal("bad_range", f"{len(data)} bytes are no range of {count} messages")
+                raise Refusal("bad_range", f"{len(data)} bytes do not hold a range of {count} messages")
             messages = range_batch(index, body, topics, self.broker.limits.max_message_bytes)
         except InvalidArgument as error:
             raise Refusal("bad_range", str(error)) from None
@@ -423,13 +423,13 @@ class Protocol(Session):
     def raw_sub(self, name: str) -> Work:
         """SUB of the compatible mode: one queue a connection, one connection a queue."""
         if self.subscriptions:
-            raise Disconnect("a second SUB")
+            raise Disconnect("a second SUB on this connection")
         name = words.compatible_queue(name)
         if not (yield from self._has_no_consumer(name)):
-            raise Disconnect("the queue has a client")
+            raise Disconnect("the queue already has a client")
         queue = self.broker.queue(name, QueueOptions())
         if queue.consumers:
-            raise Disconnect("the queue has a client")
+            raise Disconnect("the queue already has a client")
         queue.raw = True
         self._subscribe(queue, RAW_CREDIT, automatic=True, raw=True)
         return None
@@ -622,7 +622,7 @@ class Protocol(Session):
         if not (self.rights.manage and all(self.rights.may_publish_all(topic) for topic in own)):
             raise Refusal(
                 "denied",
-                f"dead letters would go to queue {target}, which is there for other topics: "
+                f"dead letters would go to queue {target}, which is bound to other topics: "
                 "this needs the right manage, and to publish to these",
             )
 
@@ -750,7 +750,7 @@ class Protocol(Session):
             every = {"versions": texts} if rest else {}
             return _data({"version": version, "schema": text, "digests": [digest_of(one) for one in texts], **every})
         if len(rest) != 2:
-            raise Refusal("bad_request", "the form is SCHEMA <topic> [all|<version> <base64>]")
+            raise Refusal("bad_request", "expected SCHEMA <topic> [all|<version> <base64>]")
         self.check_publish([name])
         given = _schema_text(rest[1])
         if given != text:
@@ -843,7 +843,7 @@ def _schema_text(encoded: str) -> str:
     try:
         return Schema.parse(base64.b64decode(encoded, validate=True).decode()).text
     except (ValueError, PenstockError) as error:
-        raise Refusal("bad_request", f"what is said of the messages cannot be read: {error}") from None
+        raise Refusal("bad_request", f"the description of the messages cannot be read: {error}") from None
 
 
 def _data(value: Any) -> bytes:

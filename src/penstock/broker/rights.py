@@ -139,7 +139,7 @@ class Tokens:
         for number, entry in enumerate(entries, 1):
             digest, rights = self._entry(entry, number)
             if digest in found:
-                raise InvalidArgument(f"{self.path}: token {number} is there twice, with rights of its own each time")
+                raise InvalidArgument(f"{self.path}: token {number} repeats an earlier one: merge the two tables")
             found[digest] = rights
         self._by_digest = found
 

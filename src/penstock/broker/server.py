@@ -207,6 +207,7 @@ class Server:
             self._stop_accepting()
         if not self.draining:
             return False
+        # wait for answers that are not sent yet, and for acknowledgements: without them messages would be redelivered
         connections = self.connections.values()
         busy = any(c.outbox.pending_bytes or c.session.answers or c.unacknowledged for c in connections)
         busy = busy or any(queue.state.in_flight for queue in self.broker.queues.values() if queue.consumers)
@@ -277,7 +278,7 @@ class Server:
                 self._reopen()
 
     def _note_fault(self, where: str) -> None:
-        log.exception("%s: a fault of the broker's (%d so far)", where, self.internal_errors + 1)
+        log.exception("%s: internal error of the broker (%d so far)", where, self.internal_errors + 1)
         self.internal_errors += 1  # after the line: whoever sees the number finds the reason
 
     def _pump(self) -> None:
@@ -614,14 +615,14 @@ class Server:
             if now >= connection.look_at:
                 connection.look_at = now + every_s
                 if connection.liveness.silent():
-                    log.info("%s: closed: nothing was heard of it for %g s", connection.peer, every_s * PROBES)
+                    log.info("%s: closed: it was silent for %g s", connection.peer, every_s * PROBES)
                     self._drop(connection)
 
     def _reload_tokens(self) -> None:
         try:
             self.tokens.reload()
         except (OSError, InvalidArgument) as error:
-            log.error("the tokens were not read again: %s", error)
+            log.error("the file of tokens was not reloaded, the old rights stay: %s", error)
             return
         for connection in list(self.connections.values()):
             connection.scanner.forget_topics()
@@ -684,7 +685,7 @@ class Server:
 
     def shutdown(self) -> None:
         """A client asked the server to end."""
-        log.info("told to shut down")
+        log.info("shutting down, as a client asked")
         self.stop()
 
     def statistics(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def compatible_queue(name: str) -> str:
     """
     given = name.encode(errors="surrogateescape")
     if not given:
-        raise Disconnect("a queue has a name")
+        raise Disconnect("the name of the queue is missing")
     if not name.startswith(COMPATIBLE):
         with contextlib.suppress(Refusal):
             return check_queue(name)
@@ -134,7 +134,7 @@ def span(text: str) -> tuple[int, int]:
     low = number(first, "position")
     high = number(last, "position") if dash else low
     if high < low:
-        raise Refusal("bad_number", f"{text} ends before it begins")
+        raise Refusal("bad_number", f"the range {text} ends before it begins")
     return low, high
 
 

@@ -115,8 +115,8 @@ class _Subscriber(_native.Subscriber):
         )
         if clock.in_use():
             self._wait_by_the_clock()
-        self._told = False
-        self._told_stuck = -TELL_STUCK_S
+        self._error_logged = False
+        self._stuck_logged_at = -TELL_STUCK_S
         self.overflow = chosen
         self.on_error: Callable[[_Subscriber, Message, BaseException], Any] | None = None
         if predicate is not None:
@@ -182,16 +182,16 @@ class _Subscriber(_native.Subscriber):
             tell(self, message, error)
             return
         clock.note_failure(f"handler of subscriber {self.name!r}", error)
-        if not self._told:
-            self._told = True
+        if not self._error_logged:
+            self._error_logged = True
             text = "handler of subscriber %r raised on a message with id %s; from now on it is only counted"
             logger.error(text, self.name, message.id, exc_info=error)
 
     def _tell_stuck(self, seconds: float) -> None:
         """Called by the native core when a publisher has waited this long for room here."""
-        if time.monotonic() - self._told_stuck < TELL_STUCK_S:
+        if time.monotonic() - self._stuck_logged_at < TELL_STUCK_S:
             return
-        self._told_stuck = time.monotonic()
+        self._stuck_logged_at = time.monotonic()
         logger.warning(
             "bus %r waits for subscriber %r: its queue of %d messages has been full for %g s and nobody reads it; read "
             "it, close it, or give it timeout= or another overflow=",

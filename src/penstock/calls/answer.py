@@ -65,7 +65,7 @@ class Request:
     @property
     def value(self) -> Any:
         """What the client sent, as an object where the server has a ``type``; else its bytes."""
-        codec = self._server._asked
+        codec = self._server._request_codec
         if codec is None:
             return self.payload
         try:
@@ -136,7 +136,7 @@ class Server(Handle):
         **options: Any,
     ) -> None:
         refuse_if_virtual(f"a server at {without_secrets(address)} (it answers in threads of its own)")
-        self._asked = None if type is None else codec_of(type)
+        self._request_codec = None if type is None else codec_of(type)
         self._encode = None if reply_type is None else codec_of(reply_type).encode
         if function is not None and not callable(function):
             raise TypeError(f"a server takes a function or None, not {function.__class__.__name__}")

@@ -112,7 +112,7 @@ class Client(Handle, Generic[Asked, Answered]):
         try:
             self._room.get(deadline is None or timeout != 0, timeout if deadline is not None else None)
         except queue.Empty:
-            raise TimeoutError(f"{self.address}: as many calls are under way as may be (max_calls)") from None
+            raise TimeoutError(f"{self.address}: timed out while max_calls other calls are in progress") from None
         try:
             call = self._register(None)
             try:
@@ -188,7 +188,7 @@ class Client(Handle, Generic[Asked, Answered]):
             if self._closed:
                 raise ClosedError(f"the client of {self.address} was closed")
             if deadline is not None and monotonic() >= deadline:
-                raise TimeoutError(f"{self.address}: as many calls are under way as may be (max_calls)")
+                raise TimeoutError(f"{self.address}: timed out while max_calls other calls are in progress")
             await asyncio.sleep(0.001)
 
     def _take_room(self) -> bool:
@@ -288,7 +288,7 @@ class Client(Handle, Generic[Asked, Answered]):
             return False
         if found is None:
             if timeout:
-                self._look()
+                self._check_servers()
             return False
         self._take(found)
         return True
@@ -333,7 +333,7 @@ class Client(Handle, Generic[Asked, Answered]):
             call.done = True
             _call_soon(call.loop, _wake_future, call.future)
 
-    def _look(self) -> None:
+    def _check_servers(self) -> None:
         """Fail the calls whose server has died or closed."""
         with self._lock:
             peers = {call.peer for call in self._calls.values() if call.peer is not None}
@@ -432,7 +432,7 @@ class Client(Handle, Generic[Asked, Answered]):
         if self._closed or self._watched is None:
             return
         self._pump()
-        self._look()
+        self._check_servers()
         with self._lock:
             awaited = any(call.loop is not None for call in self._calls.values())
         if awaited:

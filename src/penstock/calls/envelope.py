@@ -58,7 +58,7 @@ def pack(kind: Kind, number: int, left_ns: int, origin: bytes, payload: bytes = 
 def unpack(data: bytes) -> Envelope:
     """The parts of ``data``; ``ProtocolError`` where it is no envelope."""
     if len(data) < HEADER.size:
-        raise ProtocolError(f"{len(data)} bytes are no call: its header has {HEADER.size}")
+        raise ProtocolError(f"{len(data)} bytes are too few for a call: its header has {HEADER.size}")
     version, kind, number, left_ns, origin = HEADER.unpack_from(data)
     if version != VERSION or kind not in _KINDS:
         raise ProtocolError(f"a call of version {version} and kind {kind} is not known; this is version {VERSION}")

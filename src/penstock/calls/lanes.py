@@ -138,7 +138,7 @@ def module_of(text: str) -> Any:
 
     scheme = text.partition(":")[0] if isinstance(text, str) else ""
     if scheme == "journal":
-        raise InvalidArgument(f"address {text!r}: a journal answers nobody; {OTHERS}")
+        raise InvalidArgument(f"address {text!r}: a journal cannot answer calls; {OTHERS}")
     if scheme == "nats":
         raise InvalidArgument(f"address {without_secrets(text)!r}: calls do not go over NATS; {OTHERS}")
     modules = {"bus": "paired", "shm": "paired", "tcp": "stream", "broker": "queued"}

@@ -139,7 +139,7 @@ class PairedClient(ClientLane):
 
     def send(self, data: bytes, deadline: float | None) -> Hashable:
         if not self._lock.acquire(timeout=_seconds_left(deadline)):
-            raise TimeoutError(f"{self._place.base}: other calls wait for room")
+            raise TimeoutError(f"{self._place.base}: timed out while earlier calls wait for a free slot")
         try:
             while True:
                 name = self._choose()

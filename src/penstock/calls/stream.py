@@ -124,7 +124,7 @@ class Connection:
                 return
             header_size, kind, _, size = HEADER.unpack_from(self._received)
             if header_size != HEADER.size or kind != FrameType.PAYLOAD:
-                raise ProtocolError("the peer sent something else than calls")
+                raise ProtocolError("the peer sent something that is not a call")
             too_large = size > self._max + ENVELOPE.size
             end = HEADER.size + (ENVELOPE.size if too_large else size)
             if len(self._received) < end:
@@ -242,8 +242,8 @@ class StreamClient(ClientLane):
             if isinstance(error, PenstockError):
                 raise
             if isinstance(error, TimeoutError) and timeout < self._connect_timeout:
-                raise TimeoutError(f"{address}: no greeting in time") from None
-            raise PeerGone(f"{address} gave no greeting: {error}") from None
+                raise TimeoutError(f"{address}: no handshake in time") from None
+            raise PeerGone(f"{address}: the handshake failed: {error}") from None
         except BaseException:
             connection.close()
             raise
@@ -438,8 +438,9 @@ class StreamServer(ServerLane):
         peer.connection = Connection(peer.socket, self._max)
 
     def _arm(self) -> None:
-        """Register what each connection waits for; disconnect those whose greeting takes too long."""
+        """Register what each connection waits for; disconnect those whose handshake takes too long."""
         now = time.monotonic()
+        # back-pressure: while too many requests wait for the function, nothing is read and clients wait in TCP
         self._paused = self._requests.qsize() >= MAX_WAITING
         for descriptor, peer in list(self._peers.items()):
             if peer.connection is None:
@@ -539,7 +540,7 @@ def _step(connection: socket.socket, negotiation: Negotiation) -> Any:
     """Read what the greeting needs next; returns the agreement when the greeting is complete."""
     data = connection.recv(negotiation.needs)
     if not data:
-        raise PeerGone("the other side closed the connection during the greeting")
+        raise PeerGone("the other side closed the connection during the handshake")
     try:
         return negotiation.feed(data)
     finally:

@@ -239,7 +239,7 @@ def ending() -> Iterator[None]:
     except Terminated as end:
         code = end.code
     except OSError as error:
-        _tell(error)
+        _print_error(error)
         code = FAILED
     raise SystemExit(_flushed(code))
 
@@ -278,7 +278,7 @@ def _closed_stream(descriptor: int) -> TextIO:
     return open(descriptor, "w", closefd=False)
 
 
-def _tell(error: BaseException) -> None:
+def _print_error(error: BaseException) -> None:
     nowhere = isinstance(error, OSError) and error.errno == errno.EBADF and "stdout" in closed
     told(f"{OUTPUT} is closed: there is nowhere to print to" if nowhere else describe(error))
     if nowhere or (isinstance(error, OSError) and error.filename == OUTPUT):
@@ -298,7 +298,7 @@ def _flushed(code: int) -> int:
     except BrokenPipeError:
         code = PIPE_CLOSED
     except OSError as error:
-        _tell(error)
+        _print_error(error)
         code = FAILED if code in (0, WRONG) else code  # the result of a check was lost with the output
         _forget_output()
     if code == PIPE_CLOSED:
@@ -330,7 +330,7 @@ def guard(extras: dict[str, str]) -> Iterator[None]:
     except (PenstockError, OSError, TimeoutError, ValueError, TypeError) as error:
         if os.environ.get("PENSTOCK_DEBUG"):
             raise
-        _tell(error)
+        _print_error(error)
         raise typer.Exit(_code(error)) from None
 
 

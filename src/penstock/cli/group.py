@@ -78,7 +78,7 @@ def _with_usable_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
                 raise InvalidArgument(f"--{name.replace('_', '-')} {value} is not a number")
             if isinstance(value, float) and value and not LEAST <= abs(value) <= MOST and name not in ENDLESS:
                 option = f"--{name.replace('_', '-')}"
-                raise InvalidArgument(f"{option} {value:g} is out of reach: 0, or from {LEAST:g} to {MOST:g}")
+                raise InvalidArgument(f"{option} {value:g} is out of range: 0, or from {LEAST:g} to {MOST:g}")
         return function(*arguments, **options)
 
     return checked

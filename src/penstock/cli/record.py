@@ -196,14 +196,14 @@ def _watch(recorder: Recorder, seconds: float | None, told: dict[str, str], patt
             if silent_at is not None and time.monotonic() >= silent_at:
                 silent_at = None
                 _tell_silence(recorder, silences, {without_secrets(address): address for address in topics})
-            seldom(lambda: _look(recorder, silences, patterns, topics))
+            seldom(lambda: _add_new_sources(recorder, silences, patterns, topics))
             left = 0.2 if deadline is None else min(0.2, deadline - time.monotonic())
             if left <= 0:
                 return
             _pause(recorder, left)
 
 
-def _look(
+def _add_new_sources(
     recorder: Recorder, silences: silence.Silences, patterns: Sequence[str], topics: dict[str, str]
 ) -> None:
     """Record what has been published since and matches an address with '*'; report sources that have become silent."""

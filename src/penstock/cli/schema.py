@@ -49,7 +49,7 @@ def schema(
             print(f"{where}: {described.name} as {described.encoding}{told}")
             print("".join(f"  {line}\n" for line in lines(described)))
     if not found:
-        exits.told(f"{addresses.without_secrets(target)}: nobody has said what its messages are made of")
+        exits.told(f"{addresses.without_secrets(target)}: no publisher has declared a type (publish with type=)")
         raise typer.Exit(exits.FAILED)
 
 

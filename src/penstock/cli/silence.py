@@ -98,27 +98,27 @@ class Silences:
     """
 
     def __init__(self) -> None:
-        self._came: dict[str, tuple[int, float]] = {}  # how many messages came, and when that number changed
-        self._told: set[str] = set()
+        self._counts: dict[str, tuple[int, float]] = {}  # how many messages came, and when that number changed
+        self._reported: set[str] = set()
 
     def told(self, address: str) -> None:
         """This silence of the address has been explained already."""
-        self._told.add(address)
+        self._reported.add(address)
 
     def look(self, sources: Iterable[tuple[str, Any, int]]) -> None:
         """``sources``: addresses, their subscribers, and how many messages came from each."""
         now = time.monotonic()
         silent = {}
         for address, handle, count in sources:
-            known, since = self._came.setdefault(address, (count, now))
+            known, since = self._counts.setdefault(address, (count, now))
             if known != count:
-                self._came[address] = count, now
-                self._told.discard(address)
-            elif now - since >= TELL_AFTER_S and address not in self._told:
+                self._counts[address] = count, now
+                self._reported.discard(address)
+            elif now - since >= TELL_AFTER_S and address not in self._reported:
                 silent[address] = handle
         for address, said in _ended(silent).items() if silent else ():
             exits.told(f"{address}: nothing comes: {said}; waiting")
-            self._told.add(address)
+            self._reported.add(address)
 
 
 def _ended(handles: Mapping[str, Any]) -> dict[str, str]:

@@ -217,7 +217,7 @@ def _fields(message: Message, values: Values, steps: dict[str, list[Step]], as_j
         value = None
         if message.channel not in _UNREADABLE:
             _UNREADABLE.add(message.channel)
-            exits.told(f"a message of {message.channel} cannot be read, its fields are null: {error} (told once)")
+            exits.told(f"a message of {message.channel} cannot be read, its fields are null: {error} (reported once)")
     found = {path: at(value, way) for path, way in steps.items()}
     if as_json:
         return json_text(found).encode() + b"\n"

@@ -64,7 +64,7 @@ class Live:
 
     def tend(self) -> None:
         """Announce new addresses, withdraw those that have gone, and read those with viewers."""
-        found = self._found()
+        found = self._addresses()
         for address in self.board.topics.keys() - found.keys():
             self._end(address)
             self.board.hide(address)
@@ -91,7 +91,7 @@ class Live:
         for address in list(self._readers):
             self._end(address)
 
-    def _found(self) -> dict[str, frozenset[object]]:
+    def _addresses(self) -> dict[str, frozenset[object]]:
         blocks = [block for block in live() if block.kind in PRODUCERS and not carries_calls(block)]
         if self._named:
             return {address: _keys(matching(blocks, address.partition("?")[0])) for address in self._named}

@@ -221,7 +221,7 @@ def _answers_to(connection: socket.socket, path: str | Path, request: dict[str, 
             if request.get("do") != "events":
                 return
     if request.get("do") != "events":
-        raise InvalidArgument(f"the gateway at {path} hung up: it serves {MAX_CONNECTIONS} at once")
+        raise InvalidArgument(f"the gateway at {path} closed the connection: it serves {MAX_CONNECTIONS} at once")
 
 
 def _until_hung_up(lines: Iterable[bytes]) -> Iterator[bytes]:

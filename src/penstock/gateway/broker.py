@@ -229,13 +229,14 @@ class ModuleBroker(Router):
         and the result is False.
         """
         worker, incoming = self._begin_removal(module)
-        if worker.mine:
+        if worker.mine:  # called inside its own `receive`: waiting for itself here would never end
             worker.after = lambda: self._leave(worker, steps, done)
             if not drain:
                 worker.cut()
             return True
         ending, taken = Ending.within(timeout), worker.taken
         if drain and not _in_time(_draining((worker,)), ending.drained_by):
+            # hung: it is still in the call that it was in when the removal began
             left, hung = worker.waiting, worker.busy_since is not None and worker.taken == taken
             self._restore(worker, incoming)
             told = DrainError(

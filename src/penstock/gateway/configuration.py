@@ -476,11 +476,11 @@ def _check_names(places: list[Place], modules: tuple[ModuleEntry, ...]) -> None:
     seen: dict[str, Place] = {}
     for place, module in zip(places, modules, strict=True):
         if module.name in seen:
-            place["name"].fail(f"{module.name!r} is the name of {_other(seen[module.name], place)} already")
+            place["name"].fail(f"{module.name!r} is the name of {_named(seen[module.name], place)} already")
         seen[module.name] = place
     for place, module in zip(places, modules, strict=True):
         if (owner := output_of(module.name, seen)) is not None:
-            place["name"].fail(f"{module.name!r} reads as an output of {_other(seen[owner], place)}, {owner!r}")
+            place["name"].fail(f"{module.name!r} reads as an output of {_named(seen[owner], place)}, {owner!r}")
 
 
 def output_of(name: str, modules: Container[str]) -> str | None:
@@ -489,7 +489,7 @@ def output_of(name: str, modules: Container[str]) -> str | None:
     return next((name[:at] for at in ends if name[:at] in modules), None)
 
 
-def _other(place: Place, near: Place) -> str:
+def _named(place: Place, near: Place) -> str:
     return place.path if place.file == near.file else f"{place.path} of {place.file}"
 
 
@@ -505,7 +505,7 @@ def _check_ends(places: list[Place], modules: tuple[ModuleEntry, ...], links: tu
         if link.error is not None and link.error not in names and not is_address(link.error):
             place["error"].fail(f"there is no module {link.error!r}; {nearest(link.error, names)}")
         if link.ends in seen:
-            place.fail(f"{link} is {_other(seen[link.ends], place)} already")
+            place.fail(f"{link} is {_named(seen[link.ends], place)} already")
         seen[link.ends] = place
 
 

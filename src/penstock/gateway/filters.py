@@ -35,7 +35,7 @@ MAX_RATE_PER_S = 1_000_000
 log = logging.getLogger("penstock.gateway")
 
 
-def _wanted(place: Place) -> dict[str, str | tuple[str, ...] | None]:
+def _property_rules(place: Place) -> dict[str, str | tuple[str, ...] | None]:
     wanted: dict[str, str | tuple[str, ...] | None] = {}
     for name, value in place.mapping().items():
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
@@ -48,7 +48,7 @@ def _wanted(place: Place) -> dict[str, str | tuple[str, ...] | None]:
 
 
 CHECKS: Checks = {
-    "properties": _wanted,
+    "properties": _property_rules,
     "min_bytes": lambda place: place.integer(0, optional=True),
     "max_bytes": lambda place: place.integer(0, optional=True),
     "one_in": lambda place: place.integer(1, optional=True),
@@ -140,7 +140,7 @@ class Filter:
                 return value
             except ValueError as error:
                 if not told:
-                    said = "filter %r: a message cannot be read and has no fields: %s (told once)"
+                    said = "filter %r: a message cannot be read and has no fields: %s (reported once)"
                     log.warning(said, self.where, error)
                 told = True
                 raise
@@ -154,7 +154,7 @@ class Filter:
             if isinstance(read, PublishedValues):
                 read.check(paths)
         except InvalidArgument as error:
-            log.warning("filter %r: %s (told once)", self.where, error)
+            log.warning("filter %r: %s (reported once)", self.where, error)
         except PenstockError:
             pass  # the broker does not tell the schema
 

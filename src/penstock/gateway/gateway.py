@@ -267,6 +267,7 @@ class Gateway:
         while order.is_active():
             busy.update((group, self._end_in_order(group, emptied)) for group in order.get_ready())
             ended, waited = False, None
+            # one step of each group that may end now: a group that hangs must not delay the others
             for group, steps in list(busy.items()):
                 try:
                     waited = next(steps)

@@ -351,11 +351,11 @@ class Keeper:
     def _run(self) -> None:
         while not self._closing.wait(LOOK_S):
             try:
-                self._look()
+                self._check_modules()
             except Exception:  # a module may be removed meanwhile; the others must still be checked
-                log.exception("looking after the modules failed; it goes on")
+                log.exception("supervising the modules failed; trying again")
 
-    def _look(self) -> None:
+    def _check_modules(self) -> None:
         now = time.monotonic()
         self._broker.count_links()
         for kept in list(self._kept.values()):

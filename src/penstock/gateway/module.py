@@ -272,16 +272,31 @@ def options(args: Any, **defaults: Any) -> dict[str, Any]:
     """
     given = {} if args is None else args
     if not isinstance(given, Mapping):
-        raise ValueError(f"args is an object with named values, not {given!r}")
+        raise ValueError(f"args must be an object with named values, not {given!r}")
     for name, value in given.items():
         if name not in defaults:
             raise ValueError(f"{name!r} is not known; valid: {', '.join(defaults)}")
         wanted = defaults[name]
         if wanted is not None and not _same_kind(value, wanted):
-            raise ValueError(f"{name} is like {wanted!r}, not {value!r}")
+            raise ValueError(f"{name} must be {_kind(wanted)}, such as {wanted!r}, not {value!r}")
         if name.endswith("_s") and isinstance(value, int | float) and value > MAX_SECONDS:
-            raise ValueError(f"{name} is at most {MAX_SECONDS:.0f} seconds, not {value!r}")
+            raise ValueError(f"{name} must be at most {MAX_SECONDS:.0f} seconds, not {value!r}")
     return {**defaults, **given}
+
+
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _kind(wanted: Any) -> str:
+    """The type of a default, in the words of a configuration file."""
+    return _KINDS.get(type(wanted), f"a {type(wanted).__name__}")
 
 
 def _same_kind(value: Any, wanted: Any) -> bool:

@@ -26,24 +26,24 @@ def checked(args: Any, **more: Any) -> dict[str, Any]:
     """``args`` over the defaults, ``more`` being those of one module."""
     given = options(args, **COMMON, **more)
     if not 1 <= given["port"] <= 65535 or not given["host"]:
-        raise ValueError("host is not empty, and port 1 to 65535")
+        raise ValueError("host must not be empty, and port must be 1 to 65535")
     if "@" in given["host"]:  # what stands before it is a secret, which nothing repeats
-        raise ValueError("host is a host alone: username and password are args of their own")
+        raise ValueError("host must be only a host: give username and password as separate args")
     if not 0 <= given["keepalive_s"] <= 65535:
-        raise ValueError(f"keepalive_s is 0 to 65535, not {given['keepalive_s']}")
+        raise ValueError(f"keepalive_s must be 0 to 65535, not {given['keepalive_s']}")
     if given["qos"] not in (0, 1):
-        raise ValueError(f"qos is 0 or 1, not {given['qos']!r}")
+        raise ValueError(f"qos must be 0 or 1, not {given['qos']!r}")
     for name in ("client_id", "username", "password"):
         if not isinstance(given[name], str | None):
-            raise ValueError(f"{name} is a text or null")  # it may be a secret
+            raise ValueError(f"{name} must be a text or null")  # it may be a secret
     if given["password"] is not None and given["username"] is None:
-        raise ValueError("password is there without a username")
+        raise ValueError("password needs a username")
     if isinstance(given["tls"], str) and not Path(given["tls"]).is_file():
         raise ValueError(f"tls: there is no file {given['tls']!r}")
     if not isinstance(given["tls"], str | bool | None):
-        raise ValueError(f"tls is true, the path of an authority's certificate, or null, not {given['tls']!r}")
+        raise ValueError(f"tls must be true, the path of an authority's certificate, or null, not {given['tls']!r}")
     if not given.get("timeout_s", 1) > 0:
-        raise ValueError(f"timeout_s is above 0, not {given['timeout_s']}")
+        raise ValueError(f"timeout_s must be above 0, not {given['timeout_s']}")
     if given["will"] is not None:
         _check_will(given["will"])
     _check_topics(given)
@@ -56,17 +56,17 @@ def _check_will(will: Any) -> None:
     except ValueError as error:
         raise ValueError(f"will: {error}") from None
     if not _TOPIC.fullmatch(given["topic"]) or given["qos"] not in (0, 1):
-        raise ValueError("will has a topic without + and #, and a qos of 0 or 1")
+        raise ValueError("will needs a topic without + and #, and a qos of 0 or 1")
 
 
 def _check_topics(given: dict[str, Any]) -> None:
     if "topic" in given and not _TOPIC.fullmatch(given["topic"]):
-        raise ValueError(f"topic is one to publish to, without + and #, not {given['topic']!r}")
+        raise ValueError(f"topic must be a topic to publish to, without + and #, not {given['topic']!r}")
     if given.get("topics") == []:
         raise ValueError("topics is empty")
     for topic in given.get("topics", ()):
         if not isinstance(topic, str) or not _TOPICS.fullmatch(topic):
-            raise ValueError(f"topics: {topic!r} is no filter of topics: + is one level, # the last ones")
+            raise ValueError(f"topics: {topic!r} is not a topic filter: + is one level, # at the end the rest")
 
 
 def client_of(given: dict[str, Any], client_id: str, clean: bool, **more: Any) -> Any:

@@ -62,7 +62,7 @@ def load(entrypoint: Place) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
         entrypoint.only("module.path")
         entrypoint.need("module.path")
         entrypoint = entrypoint["module.path"]
-    path = _found(entrypoint)
+    path = _library_path(entrypoint)
     try:
         function = ctypes.CDLL(path).penstock_module
     except OSError as error:
@@ -90,7 +90,7 @@ def _directories(entrypoint: Place) -> list[Path]:
     return list(dict.fromkeys((*beside, Path.cwd())))
 
 
-def _found(entrypoint: Place) -> str:
+def _library_path(entrypoint: Place) -> str:
     """The library's path; where nothing lies in these directories the system looks for it by its name."""
     given = entrypoint.text()
     return next((str(path / given) for path in _directories(entrypoint) if (path / given).is_file()), given)

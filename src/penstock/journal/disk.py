@@ -105,11 +105,11 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise CorruptionError(f"{path} is not a regular file: it is none of a journal's", str(path)) from None
+            raise CorruptionError(f"{path} is not a regular file, as every file of a journal is", str(path)) from None
         raise
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise CorruptionError(f"{path} is not a regular file: it is none of a journal's", str(path))
+        raise CorruptionError(f"{path} is not a regular file, as every file of a journal is", str(path))
     return file
 
 
@@ -121,7 +121,7 @@ def while_files_go(directory: Path, look: Callable[[], Found]) -> Found:
         except FileNotFoundError as error:
             if not directory.is_dir() or error.filename is None or not _of_segment(error.filename):
                 raise
-    raise StateError(f"the segments of {directory} go faster than they can be looked at")
+    raise StateError(f"the segments of {directory} are deleted faster than they can be listed; keep more")
 
 
 def _of_segment(filename: str) -> bool:

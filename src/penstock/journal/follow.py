@@ -162,12 +162,12 @@ class Follower(Subscriber):
         while True:
             with self._sleeping():
                 self._watch.drain()
-                if self._look():
+                if self._has_messages():
                     return True
                 if not self._sleep(deadline):
                     return False
 
-    def _look(self) -> bool:
+    def _has_messages(self) -> bool:
         """Whether there is something to read."""
         with self._turn:
             self._check_open()

@@ -284,7 +284,7 @@ class Directory:
                 continue
             self.frontier, self._searched = words.frontier, False
             return
-        raise CorruptionError(f"{self.path}: its files keep vanishing", str(self.path))
+        raise CorruptionError(f"{self.path}: its files are deleted while they are opened", str(self.path))
 
     @property
     def first(self) -> int:
@@ -334,7 +334,7 @@ class Directory:
                 return self._columns(start, stop, most, most_bytes, patterns, frozenset(wanted))
             except FileNotFoundError:  # retention or compaction has removed a segment: continue with the others
                 self.refresh()
-        raise StateError(f"the segments of {self.path} go faster than they can be read")
+        raise StateError(f"the segments of {self.path} are deleted faster than they can be read; keep more")
 
     def _columns(
         self, start: int, stop: int, most: int, most_bytes: int, patterns: list[str] | None, wanted: frozenset[str]

@@ -170,7 +170,7 @@ class Journal(Reading):
         except BaseException:
             self._give_back_files()
             raise
-        self._tell(found.report)
+        self._log_recovery(found.report)
 
     def _open_frontier(self, found: recovery.Recovered) -> None:
         path = self.directory / layout.FRONTIER_NAME
@@ -193,9 +193,9 @@ class Journal(Reading):
             )  # fmt: skip
         self.writer.publish_frontier(found.first, 1)
 
-    def _tell(self, report: recovery.Recovery) -> None:
+    def _log_recovery(self, report: recovery.Recovery) -> None:
         if report.torn_bytes:
-            LOG.warning("closed off a torn tail of %d bytes at %s", report.torn_bytes, report.torn_place)
+            LOG.warning("cut off %d bytes that were never confirmed, at %s", report.torn_bytes, report.torn_place)
         for damage in report.damage:
             LOG.error("damage in the last segment: %s; run: penstock journal verify %s", damage, self.directory)
 

@@ -75,6 +75,7 @@ def _repair_segment(
     data = read_all(place)
     header, header_damage = _header(data, str(place), identity, segment)
     limit = 2**63 if following is None else following
+    # positions below `must` were confirmed: if the scan ends before, they are lost and reported
     must = max(durable if following is None else following, segment[0])
     scan = native.scan(data, header.nonce, header.first, limit, must, header.gaps)
     found = [Damage(str(place), at, size, first, end - 1, text) for at, size, first, end, text in scan["damage"]]
@@ -86,7 +87,7 @@ def _repair_segment(
     if ends_early and not any(item.last >= item.first for item in found):
         found.append(Damage(str(place), scan["end"], 0, scan["next_position"], must - 1, "the segment ends too early"))
     report.kept_messages += len(scan["index"]) // layout.INDEX_ENTRY_BYTES
-    if not found:
+    if not found:  # the log is intact: at most its caches are rebuilt
         if following is not None:
             _repair_caches(path, segment, header, data, scan, following, disk, report)
         return

@@ -62,7 +62,7 @@ def apply(directory: Path, limits: Limits, disk: Disk, newest: int | None = None
     names = layout.latest_segments(os.listdir(directory))
     sealed = []
     for first, revision in names[:-1]:
-        found = _look(directory, first, revision)
+        found = _sealed_segment(directory, first, revision)
         if found is None:
             break  # not sealed yet, or damaged: neither it nor what follows can be judged
         sealed.append(found)
@@ -77,7 +77,7 @@ def apply(directory: Path, limits: Limits, disk: Disk, newest: int | None = None
     return len(chosen)
 
 
-def _look(directory: Path, first: int, revision: int) -> Sealed | None:
+def _sealed_segment(directory: Path, first: int, revision: int) -> Sealed | None:
     path = directory / layout.segment_name(first, revision)
     try:
         header = layout.decode_segment_header(read_part(path, 0, layout.SEGMENT_HEADER_BYTES), str(path))

@@ -43,6 +43,7 @@ def _verify(path: Path) -> list[Damage]:
     for number, segment in enumerate(segments):
         last = number == len(segments) - 1
         following = 2**63 if last else segments[number + 1][0]
+        # a writer may be at work past the frontier: what is there is not confirmed, and is no damage
         limit = min(following, durable) if durable else following
         end = words.end if words and words.segment == segment[0] else 0
         damage += _verify_segment(path, segment, limit, last, identity.bytes, end)
@@ -79,6 +80,7 @@ def _verify_segment(
     ]
     if header.seal and header.seal.next < limit < 2**63:
         damage.append(Damage(str(directory), 0, 0, header.seal.next, limit - 1, "a segment is missing"))
+    # a compacted segment has gaps, so its positions do not say whether something is missing
     if not damage and durable and scan["next_position"] < durable and not header.gaps:
         lost = scan["next_position"], durable - 1
         damage.append(Damage(str(path), scan["end"], 0, *lost, "the segment ends too early"))

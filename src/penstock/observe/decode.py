@@ -71,7 +71,7 @@ def _refuse_constant(name: str) -> Any:
 def _finite_float(digits: str) -> float:
     value = float(digits)  # 1e999 would become inf, which cannot be written as JSON
     if not math.isfinite(value):
-        raise ValueError(f"{digits} is beyond all floats")
+        raise ValueError(f"{digits} is too large for a float")
     return value
 
 

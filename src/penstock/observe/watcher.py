@@ -145,7 +145,7 @@ class Watcher:
             except Exception as error:  # the cause may be gone at the next look; meanwhile /health says stale
                 if repr(error) != last_logged:
                     last_logged = repr(error)
-                    log.exception("a look failed; the next one is in %g s", self.every_s)
+                    log.exception("reading the counters failed; the next try is in %g s", self.every_s)
             # At a fixed pace; but after a slow look pause at least a quarter, so as not to use a core all the time.
             next_s = max(next_s + self.every_s, time.monotonic() + self.every_s / 4)
             self._stop.wait(max(0.0, next_s - time.monotonic()))

@@ -124,7 +124,7 @@ def _columns(journals: Sequence[Journal], topic: str) -> tuple[Schema, Columns]:
     described = Described(journals)
     newest = described.newest(topic)
     if newest is None:
-        raise InvalidArgument(f"nobody has said what topic {topic!r} is made of: publish it with type=")
+        raise InvalidArgument(f"topic {topic!r} has no type: publish it with type=")
     return newest, described.columns(topic)
 
 

@@ -70,7 +70,7 @@ class Player:
         self._publishers = {name: opened[to] for name, to in targets.items()}
         self._described = described
         # by topic whose type changes within the recording: the schema announced last
-        self._said: dict[str, Schema] = {}
+        self._declared: dict[str, Schema] = {}
         for to, publisher in opened.items():
             self._describe(publisher, [name for name, address in targets.items() if address == to])
         self.counts = dict.fromkeys(targets, 0)
@@ -94,7 +94,7 @@ class Player:
         there = publisher.schema in [schema.text for schema in lines[0]]
         publisher.agree(Terms(first, writes=True, lenient=there))
         if len(names) == 1 and len(lines[0]) > 1:
-            self._said[names[0]] = first
+            self._declared[names[0]] = first
 
     def play(self, chosen: Iterator[tuple[Journal, Message]], speed: float, advance: Callable[[int], None]) -> int:
         """Publish each at its moment: the time since the first one, divided by the speed. Gives how many.
@@ -116,7 +116,7 @@ class Player:
         ready: list[tuple[str, Journal, Message]] = []
         for journal, message in group:
             name = message.channel or ""
-            if name in self._said and (schema := self._new_version(name, journal, message)):
+            if name in self._declared and (schema := self._new_version(name, journal, message)):
                 self._forward(ready)
                 ready = []
                 self._publishers[name].agree(Terms(schema, writes=True, lenient=True))
@@ -128,9 +128,9 @@ class Player:
         """The schema of a message, if it differs from the one announced last for its topic."""
         assert self._described is not None
         schema = self._described.schema_at(journal, message)
-        if schema is None or schema == self._said[name]:
+        if schema is None or schema == self._declared[name]:
             return None
-        self._said[name] = schema
+        self._declared[name] = schema
         return schema
 
     def _forward(self, group: list[tuple[str, Journal, Message]]) -> None:

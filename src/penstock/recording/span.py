@@ -163,6 +163,7 @@ def last_until(
     found: dict[str, tuple[Journal, Message]] = {}
     segments = [(journal, segment) for journal in journals for segment in journal.info().segments]
     early = [pair for pair in segments if pair[1].least_time_ns is not None and pair[1].least_time_ns <= moment_ns]
+    # newest segments first: most topics are found there, and older segments need not be read for them
     for journal, segment in reversed(early[-MAX_BACK:]):
         wanted = [topic for topic in topics if topic not in found]
         if not wanted:

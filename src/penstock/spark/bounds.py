@@ -174,6 +174,8 @@ def _push_range(bounds: Bounds, name: str, kind: str, value: Any) -> Bounds:
     pair = _range(value)
     if pair is None:
         return bounds
+    # a value may cover several integers (see ``_range``): "greater" begins after the last of them, "less" ends before
+    # the first; too wide a range is harmless, since Spark filters again
     low, high = pair
     if kind in ("EqualTo", "EqualNullSafe"):
         return bounds.narrowed(name, low, high)

@@ -270,7 +270,7 @@ class Values:
         known = kinds(self.texts)
         shared = len(set(known.values())) == 1
         if not shared and not (pyarrow.types.is_struct(kind) and {item.name for item in kind} <= known.keys()):
-            raise StateError("topics were described anew since this frame was loaded; load it again")
+            raise StateError("the types of topics have changed since this frame was loaded; load it again")
         coded = names.dictionary_encode() if not pyarrow.types.is_dictionary(names.type) else names
         indices = coded.indices.to_numpy(zero_copy_only=False)
         parts = []

@@ -361,7 +361,7 @@ class Directory:
         there = journal_format.open_directory(self.path).segments
         found = [item for item in there if (item.first, item.revision) == name]
         if not found:
-            raise FileNotFoundError(errno.ENOENT, "the segment went", str(self.file(segment, "log")))
+            raise FileNotFoundError(errno.ENOENT, "the segment was deleted", str(self.file(segment, "log")))
         entries = found[0].index(start, end)
         if len(entries) != end - start and not segment.gaps:
             path = self.file(segment, "log")
@@ -483,7 +483,7 @@ class Directory:
 def gone_text(start: int, first: int, place: str) -> str:
     """The error text for positions that retention has deleted."""
     return (
-        f"positions {start} to {first - 1} of {place} went by retention before they were read: keep more; "
+        f"positions {start} to {first - 1} of {place} were deleted by retention before they were read: keep more; "
         "a streaming query goes on without them with failOnDataLoss=false"
     )
 

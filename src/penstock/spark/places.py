@@ -180,7 +180,7 @@ def _expand(text: str) -> Sequence[str]:
 def log_skipped(place: Place, start: int, end: int) -> None:
     """Log each range of positions that a query or an archive with ``failOnDataLoss=false`` goes on without."""
     first = min(place.first, end)
-    gone = [(start, first, "went by retention")] if first > start else []
+    gone = [(start, first, "were deleted by retention")] if first > start else []
     gone += [(low, high, "are in no segment, which is damage") for low, high in place.missing(max(start, first), end)]
     for low, high, why in gone:
         LOG.warning(

@@ -61,7 +61,7 @@ def _add_rules(spark: SparkSession) -> None:
     _with_rules.add(context)
     version = context.version
     if not version.startswith(TRIED):
-        LOG.warning("Penstock was tried with Spark %s, not with %s: compare what you read", ", ".join(TRIED), version)
+        LOG.warning("Penstock was tested with Spark %s, not with %s: check your results", ", ".join(TRIED), version)
     try:
         gateway = context._gateway
         made = _table_class(gateway).getClasses()

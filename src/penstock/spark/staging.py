@@ -117,9 +117,10 @@ class DirectoryStaging:
         from penstock._core.broker import batch_names, range_batch
 
         marks = committed(journal)
+        # the commit may begin a new segment, which must carry the marks of earlier transactions
         journal.on_snapshot(lambda: ((STATE_KIND, encode_mark(mark)) for mark in marks), (STATE_KIND,))
         if once and self.transaction in marks:
-            return
+            return  # Spark repeats a batch whose commit it did not hear of
         held = 0
         with journal.transaction() as transaction:
             for block in (block for name in names for batch in self._batches(name) for block in blocks.encode(batch)):
@@ -130,7 +131,7 @@ class DirectoryStaging:
                 batch = range_batch(block.index, block.data, dict(enumerate(block.topics)), foreign=False)
                 transaction.append_batch(batch, batch_names(batch))
                 held += size
-            if once:
+            if once:  # in the same commit as the rows: either both are stored or neither
                 transaction.state(STATE_KIND, encode_mark(self.transaction))
 
     def _batches(self, name: str) -> Iterator[pyarrow.RecordBatch]:

@@ -167,9 +167,9 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             if int(position) < place.first:
                 raise StateError(
-                    f"positions {position} to {place.first - 1} of journal {uuid} went by retention before this query "
-                    "read them. Keep more, begin with a new checkpoint (and a startingOffset that is kept, such as "
-                    "earliest), or set failOnDataLoss=false to go on without."
+                    f"positions {position} to {place.first - 1} of journal {uuid} were deleted by retention before "
+                    "this query read them. Keep more, begin with a new checkpoint (and a startingOffset that is kept, "
+                    "such as earliest), or set failOnDataLoss=false to go on without."
                 )
 
 

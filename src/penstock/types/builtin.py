@@ -327,7 +327,7 @@ class _Description:
         self.has_floats = False
         self._classes: dict[Any, Any] = {}
         whole = inspect.type_info(kind)
-        self._look(whole)
+        self._collect(whole)
         (self.schema, *references), names = json.schema_components([kind, *self._classes])
         self._mark(whole, self.schema)
         for info, reference in zip(self._classes.values(), references, strict=True):
@@ -338,7 +338,7 @@ class _Description:
         # as UTF-8 once, and skips it otherwise.
         json.encode([field.encode_name for info in self._classes.values() for field in getattr(info, "fields", ())])
 
-    def _look(self, info: Any) -> None:
+    def _collect(self, info: Any) -> None:
         """Collect the classes of the type, and note whether it has floats, which may be NaN."""
         kind = type(info).__name__
         self.has_floats = self.has_floats or kind in ("FloatType", "AnyType", "CustomType")
@@ -352,7 +352,7 @@ class _Description:
             *(getattr(info, word, None) for word in ("type", "item_type", "key_type", "value_type")),
         ):  # fmt: skip
             if part is not None:
-                self._look(part)
+                self._collect(part)
 
     def _mark(self, info: Any, node: Any) -> None:
         if not isinstance(node, dict) or "$ref" in node:

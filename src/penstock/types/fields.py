@@ -52,7 +52,7 @@ def reader_of(schema: Schema) -> Reader:
     """
     maker = _MAKERS.get(schema.encoding)
     if maker is None:
-        raise ProtocolError(f"nothing here reads {schema.encoding!r}, which {schema.name} is encoded as")
+        raise ProtocolError(f"{schema.name} is encoded as {schema.encoding!r}, which cannot be decoded here")
     try:
         read = maker(schema)
     except (PenstockError, ModuleNotFoundError):
@@ -78,11 +78,11 @@ class Values:
 
     def __init__(self, subscriber: Subscriber) -> None:
         self._subscriber = subscriber
-        self._known: dict[str | None, tuple[float, Schema | None, Reader]] = {}
+        self._readers: dict[str | None, tuple[float, Schema | None, Reader]] = {}
 
     def schema(self, topic: str | None) -> Schema | None:
         """The schema of the topic, if this program can decode it."""
-        return self._look(topic)[1]
+        return self._reader_of(topic)[1]
 
     def __call__(self, message: Any) -> Any:
         """The value; ``ValueError`` if the message does not match its schema."""
@@ -90,11 +90,11 @@ class Values:
 
     def read(self, message: Any, topic: str | None) -> Any:
         """The same for a message of that topic."""
-        known = self._look(topic)
+        known = self._reader_of(topic)
         try:
             return known[2](message)
         except ValueError:
-            again = self._look(topic, misfit=True)  # its type may have changed
+            again = self._reader_of(topic, misfit=True)  # its type may have changed
             if again is known:
                 raise
             return again[2](message)
@@ -111,13 +111,13 @@ class Values:
                 found.append(Schema.parse(text))
         return found
 
-    def _look(self, topic: str | None, misfit: bool = False) -> tuple[float, Schema | None, Reader]:
-        found = self._known.get(topic)
+    def _reader_of(self, topic: str | None, misfit: bool = False) -> tuple[float, Schema | None, Reader]:
+        found = self._readers.get(topic)
         now = time.monotonic()
         if found is None or ((misfit or found[1] is None) and now - found[0] > LOOK_AGAIN_S):
-            if len(self._known) >= MAX_TOPICS:
-                self._known.clear()
-            found = self._known[topic] = (now, *self._read(topic))
+            if len(self._readers) >= MAX_TOPICS:
+                self._readers.clear()
+            found = self._readers[topic] = (now, *self._read(topic))
         return found
 
     def _read(self, topic: str | None) -> tuple[Schema | None, Reader]:
@@ -353,7 +353,7 @@ def fitted(value: Any, shape: Shape) -> Any:
         return json_text(value)
     if kind == "struct":
         if not isinstance(value, Mapping):
-            raise _other(value, shape)
+            raise _mismatch(value, shape)
         return {name: fitted(value.get(name), part) for name, part in shape.fields}
     if kind == "list" and isinstance(value, list | tuple):
         item = shape.item
@@ -373,7 +373,7 @@ def fitted(value: Any, shape: Shape) -> Any:
         return value
     if shape.numeric and isinstance(value, int | float) and not isinstance(value, bool):
         return _number(value, shape)
-    raise _other(value, shape)
+    raise _mismatch(value, shape)
 
 
 def _count(value: Any, shape: Shape) -> int:
@@ -389,7 +389,7 @@ def _count(value: Any, shape: Shape) -> int:
             return int(numpy.timedelta64(value).astype(f"m8[{shape.unit}]").astype("i8"))
         return int(numpy.datetime64(value).astype(f"M8[{shape.unit}]").astype("i8"))
     except (ValueError, TypeError):
-        raise _other(value, shape) from None
+        raise _mismatch(value, shape) from None
 
 
 def iso_text(count: int, shape: Shape) -> str:
@@ -407,7 +407,7 @@ def _number(value: int | float, shape: Shape) -> int | float:
         except OverflowError:
             raise ValueError(f"an integer is beyond {shape.kind}") from None
     if isinstance(value, float) and not value.is_integer():
-        raise _other(value, shape)
+        raise _mismatch(value, shape)
     bits = int(shape.kind.lstrip("uint"))
     least, end = (0, 1 << bits) if shape.kind[0] == "u" else (-(1 << (bits - 1)), 1 << (bits - 1))
     if not least <= value < end:
@@ -415,7 +415,7 @@ def _number(value: int | float, shape: Shape) -> int | float:
     return int(value)
 
 
-def _other(value: Any, shape: Shape) -> ValueError:
+def _mismatch(value: Any, shape: Shape) -> ValueError:
     return ValueError(f"{type(value).__name__} where {shape.kind} is wanted")
 
 

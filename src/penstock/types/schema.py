@@ -66,7 +66,7 @@ class Schema:
         if not 0 < name_size <= MAX_NAME_BYTES or not self.name.isprintable():
             raise InvalidArgument(f"a type's name has 1 to {MAX_NAME_BYTES} printable bytes: {self.name!r}")
         if size > MAX_TEXT_BYTES:
-            raise InvalidArgument(f"the schema of {self.name} has {size} bytes, and {MAX_TEXT_BYTES} can travel")
+            raise InvalidArgument(f"the schema of {self.name} has {size} bytes; at most {MAX_TEXT_BYTES} are allowed")
         return self
 
     @classmethod

@@ -84,7 +84,7 @@ class _Version:
             return
         for row in value if self.holds_rows and isinstance(value, Rows) else [value]:
             if fitted(row, self.shape) is None:
-                raise ValueError("null is no value of its type")
+                raise ValueError("its type does not allow null")
 
     def is_of(self, message: Any) -> None:
         """``ValueError`` where the message is not of this version; cheaper than its value."""
@@ -156,7 +156,7 @@ class Versions:
         ``ValueError`` where the message is of no version."""
         version, value = self._read(message, place)
         if value is None and not version.takes_null:
-            raise ValueError("null is no value of its type")
+            raise ValueError("its type does not allow null")
         found = value if version.holds_rows and isinstance(value, Rows) else [value]
         rows = ({"value": row} if version.wraps else row or {} for row in found)
         return [fitted(row, record or self.record) for row in rows]

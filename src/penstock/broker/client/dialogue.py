@@ -363,20 +363,20 @@ class Dialogue:
 
     def _head(self) -> Pending:
         if not self._waiting or not self.ready:
-            raise ProtocolError("the broker answered what was not asked")
+            raise ProtocolError("the broker sent an answer without a request")
         self.farewell = ""
         return self._waiting[0]
 
     def _answer(self, verb: str, rest: str, batch: Batch | None) -> None:
         if self._head().stages:
-            raise ProtocolError("STAGE is answered by STAGED")
+            raise ProtocolError("the broker answered STAGE by something other than STAGED")
         self._waiting[0].settle(batch if batch is not None else (verb, rest))
         self._waiting.popleft()
 
     def _confirm(self, verb: str, rest: str) -> None:
         span, _, more = rest.partition(" ")
         if verb != "OK" or more not in ("", "duplicate"):
-            raise ProtocolError("PUB is answered by OK")
+            raise ProtocolError("the broker answered PUB by something other than OK")
         first, last = words.span(span)
         self._check_asked(last - first + 1, lambda pending: pending.publishes)
         while first <= last:
@@ -393,7 +393,7 @@ class Dialogue:
                 break
             count -= pending.left
         if count > 0:
-            raise ProtocolError("the broker answered more than was asked")
+            raise ProtocolError("the broker confirmed more messages than were sent")
 
     def _store(self, pending: Pending, first: int | None, last: int | None, count: int = 0) -> None:
         """Note that its next publishes are stored at these positions; without positions only their number is known."""
@@ -421,7 +421,7 @@ class Dialogue:
     def _error(self, rest: str) -> None:
         code, _, text = rest.partition(" ")
         if not code:
-            raise ProtocolError("an error has a code")
+            raise ProtocolError("the broker sent an error without a code")
         if code == "closing":
             if not self.ready and self.one_store and NO_BROKER in text:
                 raise NotABrokerError(text)
@@ -449,7 +449,7 @@ class Dialogue:
             if pending.data in self._renewed:
                 if code not in _PASSING:
                     self.fail(error)
-                raise _TryAgain(f"the broker did not take the subscription again: {text}")
+                raise _TryAgain(f"the broker refused to renew the subscription: {text}")
             pending.settle(error=error)
 
     def _refused(self, pending: Pending, error: words.Refusal) -> None:
@@ -472,7 +472,7 @@ class Dialogue:
 
     def _welcome(self, rest: str) -> None:
         if self.ready:
-            raise ProtocolError("HELLO is answered once")
+            raise ProtocolError("the broker answered HELLO twice")
         version, *pairs = rest.split()
         words.number(version, "version")
         fields = dict(word.partition("=")[::2] for word in pairs)
@@ -503,7 +503,7 @@ class Dialogue:
             if pending.repeat or not pending.asked:
                 again.append(pending)
             else:
-                pending.settle(error=RefusedError("the connection was lost while this was under way; ask again"))
+                pending.settle(error=RefusedError("the connection was lost before the answer came; try again"))
         self._waiting = again
         for pending in again:
             pending.sent = pending.asked = True

@@ -179,7 +179,7 @@ class Link:
         if self._keepalive_s and self._liveness is not None and now >= self._look_at:
             self._look_at = now + self._look_every_s
             if self._liveness.silent():
-                raise ConnectionError(f"nothing was heard of the broker for {self._keepalive_s:g} s")
+                raise ConnectionError(f"the broker was silent for {self._keepalive_s:g} s")
 
     @property
     def _look_every_s(self) -> float:
@@ -289,7 +289,7 @@ class Link:
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         if (self._connecting or self._shaking) and time.monotonic() >= self._attempt_until:
-            raise TimeoutError("connecting was not answered")
+            raise TimeoutError("the broker did not answer the connection attempt")
 
     def _connected(self) -> None:
         assert self._socket is not None

@@ -252,7 +252,7 @@ def start_option(position: int | None, ordinal: int | None, time_ns: int | None)
         if value is not None
     ]
     if len(given) != 1:
-        raise InvalidArgument("say one of position, ordinal and time_ns")
+        raise InvalidArgument("give exactly one of position, ordinal and time_ns")
     return given[0]
 
 
@@ -303,13 +303,13 @@ def _position(position: int | None, duplicate: bool) -> Position | None:
 
 def _text(answer: Any, verb: str) -> str:
     if not isinstance(answer, tuple) or answer[0] != verb:
-        raise ValueError(f"{verb} was expected")
+        raise ValueError(f"expected {verb}")
     return str(answer[1])
 
 
 def _nothing(answer: Any) -> None:
     if _text(answer, "OK"):
-        raise ValueError("OK alone was expected")
+        raise ValueError("expected OK and nothing after it")
 
 
 def _pong(answer: Any) -> None:
@@ -319,14 +319,14 @@ def _pong(answer: Any) -> None:
 def _queues(answer: Any) -> Any:
     found = json.loads(bytes(answer[0]))
     if not isinstance(found, list) or not all(isinstance(queue, dict) for queue in found):
-        raise ValueError("a list of queues was expected")
+        raise ValueError("expected a list of queues")
     return found
 
 
 def _counts(answer: Any) -> Any:
     found = json.loads(bytes(answer[0]))
     if not isinstance(found, dict):
-        raise ValueError("counts were expected")
+        raise ValueError("expected an object of counts")
     return found
 
 
@@ -334,14 +334,14 @@ def schema_answer(answer: Any) -> tuple[int, str, list[str]]:
     found = _counts(answer)
     version, text, digests = found["version"], found["schema"], found["digests"]
     if not (isinstance(version, int) and isinstance(text, str) and isinstance(digests, list)):
-        raise ValueError("a schema was expected")
+        raise ValueError("expected a schema")
     return version, text, digests
 
 
 def schema_versions_answer(answer: Any) -> list[str]:
     versions = _counts(answer)["versions"]
     if not (isinstance(versions, list) and all(isinstance(text, str) for text in versions)):
-        raise ValueError("the versions of a schema were expected")
+        raise ValueError("expected the versions of a schema")
     return versions
 
 

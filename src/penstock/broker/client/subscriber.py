@@ -88,7 +88,7 @@ class Subscriber(channel.Subscriber):
         self._batches: deque[Batch] = deque()  # received batches; the first one is being read
         self._next = 0  # index in the first batch of the next message to read
         self._begin = 0  # index in the first batch up to which all is acknowledged
-        self._told_at = time.monotonic()
+        self._acked_at = time.monotonic()
         self._turn = threading.RLock()  # held by the thread that talks to the broker; reentrant for signal handlers
         self._moved = threading.Condition(self._turn)
         self._asleep = 0  # threads that wait for messages
@@ -227,7 +227,7 @@ class Subscriber(channel.Subscriber):
         if len(digests) > 1:
             with contextlib.suppress(RefusedError), self._turn:
                 self._check()
-                return self._ask(self._dialogue.ask(f"SCHEMA {topic} all", convert=schema_versions_answer))  # type: ignore[no-any-return]
+                return self._answer_to(self._dialogue.ask(f"SCHEMA {topic} all", convert=schema_versions_answer))  # type: ignore[no-any-return]
         return [newest] if newest else []
 
     def _described(self, topic: str | None) -> tuple[int, str, list[str]]:
@@ -236,7 +236,7 @@ class Subscriber(channel.Subscriber):
             return 0, "", []
         with self._turn:
             self._check()
-            return self._ask(self._dialogue.ask(f"SCHEMA {topic}", convert=schema_answer))  # type: ignore[no-any-return]
+            return self._answer_to(self._dialogue.ask(f"SCHEMA {topic}", convert=schema_answer))  # type: ignore[no-any-return]
 
     # --- reading
 
@@ -332,9 +332,9 @@ class Subscriber(channel.Subscriber):
         over = self._next >= len(batch)
         if self._mode is not Ack.MANUAL and read:
             now = time.monotonic()
-            if over or read >= self._credit // 4 or now - self._told_at > TELL_S:
+            if over or read >= self._credit // 4 or now - self._acked_at > TELL_S:
                 self._dialogue.tell(b"ACK %s%s" % (self.queue.encode(), ack_words(batch, self._begin, self._next)))
-                self._begin, self._told_at = self._next, now
+                self._begin, self._acked_at = self._next, now
                 self._link.send()
         if over:
             self._next = self._begin = 0  # first: a signal's function may raise after the call
@@ -344,19 +344,19 @@ class Subscriber(channel.Subscriber):
         """Acknowledge this message (or position). With ``confirm`` it is on disk when this returns."""
         position = _position(message)
         if not confirm:
-            self._tell(f"ACK {self.queue} {position}")
+            self._send(f"ACK {self.queue} {position}")
             return
         with self._turn:
             self._check()
-            self._ask(self._dialogue.ask(f"ACK {self.queue} {position} confirm", repeat=False))
+            self._answer_to(self._dialogue.ask(f"ACK {self.queue} {position} confirm", repeat=False))
 
-    def _tell(self, line: str | bytes) -> None:
+    def _send(self, line: str | bytes) -> None:
         with self._turn:
             self._check()  # without a connection nobody would get it, and the message is redelivered
             self._dialogue.tell(line)
             self._link.send()
 
-    def _ask(self, pending: Pending) -> Any:
+    def _answer_to(self, pending: Pending) -> Any:
         """Wait for an answer; messages that arrive meanwhile are kept. The caller holds ``_turn``, which is released
         while this sleeps.
         """
@@ -379,14 +379,14 @@ class Subscriber(channel.Subscriber):
             words = b"".join(b" %d" % (message.position or 0) for message in batch[begin:end])
         else:
             words = ack_words(batch, begin, end)
-        self._tell(b"ACK %s%s" % (self.queue.encode(), words))
+        self._send(b"ACK %s%s" % (self.queue.encode(), words))
 
     def nack(self, message: Message | int, *, delay_s: float = 0.0) -> None:
         """Return a message: it is redelivered, after ``delay_s`` if given."""
         position = _position(message)
         if self._mode is Ack.READ:
-            raise StateError('with ack="read" a message is done when it is read; to give it back say ack="manual"')
-        self._tell(f"NACK {self.queue} {position} delay_ms={milliseconds(delay_s, 'delay_s')}")
+            raise StateError('with ack="read" a message is acknowledged when it is read; nack needs ack="manual"')
+        self._send(f"NACK {self.queue} {position} delay_ms={milliseconds(delay_s, 'delay_s')}")
 
     def _was_not_handled(self, message: Message) -> None:
         """The function of ``on_message=`` failed at the last message: do not acknowledge it."""

@@ -29,7 +29,7 @@ def run(stage: Stage) -> None:
             gateway.add_link(start, end)
         for address in stage.configuration["awaited"]:
             if not gateway.module(address).wait_ready(2, 30.0):  # the reader and the recorder
-                raise TimeoutError(f"{address}: its readers did not come")
+                raise TimeoutError(f"{address}: its subscribers did not connect in time")
         gateway.start()
         reader.start()
         sensors = {name: gateway.module(name) for name in SENSORS}

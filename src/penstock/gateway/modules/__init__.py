@@ -1,6 +1,6 @@
 """Ready modules. In a gateway's file: ``{"name": "python", "entrypoint": "penstock.gateway.modules:Timer"}``.
 
-Those that need a package of their own stand apart: ``penstock.gateway.modules.mqtt:MqttIn``.
+Modules that need an extra package are imported by their own path: ``penstock.gateway.modules.mqtt:MqttIn``.
 """
 
 from penstock.gateway.modules.aggregator import Aggregator

@@ -1,8 +1,8 @@
-"""Aggregator: count, least, greatest, mean and last of a number, over windows of time or of messages.
+"""Aggregator: count, minimum, maximum, mean and last value of a number, over windows of time or of messages.
 args: ``field`` ("value": of the JSON content), ``by`` ("deviceId": a window for each value of this property),
 ``window_s`` (10.0) or ``window_count`` (null; when given, windows of that many messages), ``max_groups`` (10000).
-A window of time is closed by the first message after it and at the end. Properties: ``kind`` = "aggregate" and the
-one of ``by``.
+A window of time ends with the first message after it, or with the module. Properties of what it publishes: ``kind`` =
+"aggregate" and the one named by ``by``.
 
 Example: {"name": "minutes", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Aggregator"}, "args":
 {"field": "celsius", "window_s": 60.0}}
@@ -19,7 +19,7 @@ from penstock.gateway.module import Module, Outlet, options
 
 
 class Aggregator(Module):
-    """Windows."""
+    """Publishes one message for each window."""
 
     gathers = True
 
@@ -28,9 +28,9 @@ class Aggregator(Module):
         """Check args."""
         given = options(args, field="value", by="deviceId", window_s=10.0, window_count=None, max_groups=10000)
         if given["window_s"] < 0 or given["max_groups"] < 1:
-            raise ValueError("window_s is 0 or more and max_groups 1 or more")
+            raise ValueError("window_s must be 0 or more and max_groups 1 or more")
         if (count := given["window_count"]) is not None and (type(count) is not int or count < 1):
-            raise ValueError(f"window_count is a whole number, 1 or more, or null, not {count!r}")
+            raise ValueError(f"window_count must be a whole number, 1 or more, or null, not {count!r}")
         return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:
@@ -75,5 +75,5 @@ def _number(content: Any, field: str) -> float:
     except (LookupError, TypeError, ValueError, OverflowError):
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"the content is no JSON object with a number as {field!r}")
+        raise ValueError(f"the content is not a JSON object with a number as {field!r}")
     return value

@@ -1,8 +1,8 @@
-"""Deduplicate: passes on what has not come before.
+"""Deduplicate: passes on each message once and drops repetitions.
 
-args: ``by`` (null: the content; else a property, messages without it pass), ``window_s`` (60.0: a message that comes
-again later passes), ``max_keys`` (100000: of more than that the oldest are forgotten). What came before goes to the
-output ``dropped``, for modules linked to it, and is counted as filtered by this module.
+args: ``by`` (null: compares contents; else the name of a property, messages without it pass), ``window_s`` (60.0: a
+repetition after this time passes), ``max_keys`` (100000: beyond this number the oldest are forgotten). Repetitions go
+to the output ``dropped``, for modules linked to it, and are counted as filtered by this module.
 
 Example: {"name": "once", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Deduplicate"}, "args":
 {"by": "id", "window_s": 600.0}}
@@ -18,14 +18,14 @@ from penstock.gateway.module import Module, Outlet, options
 
 
 class Deduplicate(Module):
-    """Remembers what came, for a while."""
+    """Remembers recent messages by content or property."""
 
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""
         given = options(args, by=None, window_s=60.0, max_keys=100000)
         if not given["window_s"] > 0 or given["max_keys"] < 1:
-            raise ValueError("window_s is above 0 and max_keys 1 or more")
+            raise ValueError("window_s must be above 0 and max_keys 1 or more")
         return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:

@@ -1,9 +1,10 @@
-"""FileOut: messages into a file, a line each.
+"""FileOut: writes each message to a file, as one line.
 
-args: ``file`` (required), ``format`` ("lines": the content, in which a line's end is written as ``\\n``; or "json": an
-object with ``time``, ``source``, ``properties`` and ``content``), ``max_bytes`` (null: no bound; else the file is then
-renamed to ``FILE.1`` and a new one begun), ``keep`` (5 old files), ``sync`` (false; true: on disk before a message
-counts as handled). A new file has mode 0600. Where writing fails (a full disk) nothing of the batch stays in the file.
+args: ``file`` (required), ``format`` ("lines": the content, in which a line break is written as ``\\n``; or "json": an
+object with ``time``, ``source``, ``properties`` and ``content``), ``max_bytes`` (null: no limit; else a full file is
+renamed to ``FILE.1`` and a new one begun), ``keep`` (5: how many old files to keep), ``sync`` (false; true: on disk
+before a message counts as handled). A new file has mode 0600. If writing fails (a full disk), no part of the batch
+stays in the file.
 
 Example: {"name": "archive", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:FileOut"}, "args":
 {"file": "readings.jsonl", "format": "json", "max_bytes": 10000000}}
@@ -37,7 +38,7 @@ def as_json(message: GatewayMessage) -> dict[str, Any]:
 
 
 class FileOut(Module):
-    """Appends."""
+    """Appends lines to a file."""
 
     reaches_outside = True
 
@@ -48,9 +49,9 @@ class FileOut(Module):
         if not given["file"]:
             raise ValueError("file is missing")
         if given["format"] not in ("lines", "json"):
-            raise ValueError(f'format is "lines" or "json", not {given["format"]!r}')
+            raise ValueError(f'format must be "lines" or "json", not {given["format"]!r}')
         if (given["max_bytes"] is not None and not given["max_bytes"] > 0) or given["keep"] < 0:
-            raise ValueError("max_bytes is above 0, or null, and keep 0 or more")
+            raise ValueError("max_bytes must be above 0, or null, and keep 0 or more")
         return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:

@@ -1,10 +1,11 @@
-"""FileTail: each line that is added to a file, as ``tail -F`` shows them.
+"""FileTail: publishes each line that is added to a file, as ``tail -F`` does.
 
 args: ``file`` (required), ``from_start`` (false), ``poll_s`` (0.2), ``max_line_bytes`` (65536: a longer line comes in
-pieces), ``place`` (null; a file that keeps how far all lines were handled: then links deliver at least once, lines that
-were lost on their way are read once more, and the next run goes on there). Properties: ``file``, ``line`` (number since
-the module began; with a ``place``, since that was made). A file that is not there yet is waited for; one that was
-replaced or cut short is read anew from its beginning, with a ``place`` when the old one's lines were handled.
+pieces), ``place`` (null; or a file that records how far lines were handled: then links deliver at least once, lines
+that were lost on their way are read again, and the next run continues there). Properties: ``file``, ``line`` (counted
+since the module started; with a ``place``, since that file was created). If the file does not exist, the module waits
+for it. A file that was replaced or truncated is read from its beginning, with a ``place`` after the old lines were
+handled.
 
 Example: {"name": "lines", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:FileTail"}, "args":
 {"file": "/var/log/plc.log", "place": "plc.place"}}
@@ -28,7 +29,7 @@ log = logging.getLogger("penstock.gateway")
 
 
 class FileTail(Source):
-    """Lines out of a file."""
+    """Publishes the lines of a file."""
 
     @classmethod
     def parse(cls, args: Any) -> Any:
@@ -37,9 +38,9 @@ class FileTail(Source):
         if not given["file"]:
             raise ValueError("file is missing")
         if not given["poll_s"] > 0 or given["max_line_bytes"] < 1:
-            raise ValueError("poll_s is above 0 and max_line_bytes 1 or more")
+            raise ValueError("poll_s must be above 0 and max_line_bytes 1 or more")
         if not isinstance(given["place"], str | None):
-            raise ValueError(f"place is the path of a file or null, not {given['place']!r}")
+            raise ValueError(f"place must be the path of a file or null, not {given['place']!r}")
         return given
 
     @classmethod
@@ -108,7 +109,7 @@ class FileTail(Source):
             self._begin()
 
     def _go_to(self, place: str | None) -> bool:
-        """Go to a place that ``_here`` wrote; False if it is not in this file."""
+        """Go to a place that ``_current_place`` wrote; False if it is not in this file."""
         there = os.fstat(self._file.fileno()) if self._file is not None else None
         with contextlib.suppress(ValueError):
             inode, offset, number = map(int, (place or "").split())
@@ -118,7 +119,7 @@ class FileTail(Source):
                 return True
         return False
 
-    def _here(self) -> str:
+    def _current_place(self) -> str:
         if self._file is None:
             return f"0 0 {self._number}"
         return f"{os.fstat(self._file.fileno()).st_ino} {self._file.tell() - len(self._rest)} {self._number}"
@@ -126,7 +127,7 @@ class FileTail(Source):
     def _begin(self) -> None:
         """Start here: nothing before this place will be read again."""
         if self._place is not None:
-            self._place.begin(self._here())
+            self._place.begin(self._current_place())
 
     def _begin_anew(self) -> None:
         """Start with a file that was replaced or truncated, or that has just appeared."""
@@ -139,7 +140,7 @@ class FileTail(Source):
     def _reached(self) -> None:
         self._marked = self._number
         if self._place is not None:
-            self._place.reached(self._here())
+            self._place.reached(self._current_place())
             self._settle()
 
     def _in_flight(self) -> bool:

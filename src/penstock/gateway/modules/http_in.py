@@ -1,11 +1,12 @@
-"""HttpIn: what others send by POST or PUT over HTTP, a message for each request; a webhook.
+"""HttpIn: a webhook. It publishes the body of each POST or PUT request as a message.
 
-args: ``host`` ("127.0.0.1"), ``port`` (8080; 0: any), ``path`` ("/": this and all below it), ``token`` (null; required
-off loopback: requests carry ``Authorization: Bearer TOKEN``), ``max_body_bytes`` (1048576), ``timeout_s`` (10.0: how
-long a sender may be silent), ``max_requests`` (64 at once), ``confirm`` ("published", or "handled": it is answered when
-the links' at_least_once sinks have handled it, by 503 after ``timeout_s``, so that the sender posts it again).
-Answers: 204 taken, 400, 401, 404, 405 to other methods, 411, 413, 503. Properties: ``path``, ``content-type``, and each
-``X-Property-NAME`` (one of these two names is left out: they are what the request itself says).
+args: ``host`` ("127.0.0.1"), ``port`` (8080; 0: a free one), ``path`` ("/": this path and all below it), ``token``
+(null; required off loopback: requests carry ``Authorization: Bearer TOKEN``), ``max_body_bytes`` (1048576),
+``timeout_s`` (10.0: how long a sender may be silent), ``max_requests`` (64 at once), ``confirm`` ("published", or
+"handled": answer when all sinks linked at_least_once have handled the message, or 503 after ``timeout_s``, so that the
+sender tries again). Answers: 204 accepted, 400, 401, 404, 405 to other methods, 411, 413, 503. Properties: ``path``,
+``content-type``, and each header ``X-Property-NAME`` as NAME (except ``path`` and ``content-type``, which come from the
+request itself).
 
 Example: {"name": "hook", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:HttpIn"}, "args":
 {"host": "0.0.0.0", "port": 8443, "path": "/hook", "token": "${file:hook.token}", "confirm": "handled"}}
@@ -34,7 +35,7 @@ PREFIX = "x-property-"
 
 
 class HttpIn(Source):
-    """Takes what is posted."""
+    """Publishes the bodies of requests."""
 
     @classmethod
     def parse(cls, args: Any) -> Any:
@@ -42,16 +43,16 @@ class HttpIn(Source):
         given = options(args, host="127.0.0.1", port=8080, path="/", token=None, max_body_bytes=1 << 20, timeout_s=10.0,
                         max_requests=64, confirm="published")  # fmt: skip
         if given["token"] is not None and (not isinstance(given["token"], str) or not given["token"]):
-            raise ValueError("token is a text that is not empty, or null")
+            raise ValueError("token must be a text that is not empty, or null")
         check_host(given["host"])
         if given["token"] is None and not is_loopback(given["host"]):
             raise ValueError(f"host {given['host']!r} can be reached from outside: give a token")
         if given["confirm"] not in ("published", "handled"):
-            raise ValueError(f'confirm is "published" or "handled", not {given["confirm"]!r}')
+            raise ValueError(f'confirm must be "published" or "handled", not {given["confirm"]!r}')
         if not 0 <= given["port"] <= 65535 or given["max_requests"] < 1 or given["max_body_bytes"] < 0:
-            raise ValueError("port is 0 to 65535, max_requests 1 or more, max_body_bytes 0 or more")
+            raise ValueError("port must be 0 to 65535, max_requests 1 or more, max_body_bytes 0 or more")
         if not given["timeout_s"] > 0 or not given["path"].startswith("/"):
-            raise ValueError("timeout_s is above 0 and path begins with /")
+            raise ValueError("timeout_s must be above 0 and path must begin with /")
         return given
 
     @classmethod

@@ -1,11 +1,11 @@
-"""HttpPoster: each message as the body of a POST; its properties as headers ``X-Property-NAME``.
+"""HttpPoster: sends each message as the body of a POST request, its properties as headers ``X-Property-NAME``.
 
 args: ``url`` (required, http or https; ``USER:PASSWORD@`` in it is sent as basic authorization), ``timeout_s`` (10.0),
 ``content_type`` (null: "application/json" for batches of that format, else "application/octet-stream"), ``headers``
 ({}), ``token`` (null: no ``Authorization: Bearer``), ``tries`` (5), ``backoff_s`` (0.5, doubled each time). Answers of
-500 and above, 408 and 429, and connections that fail are tried again; after that, and with other answers outside 200
-to 299, it is a failure. ``batch`` (1; more: so many that wait together are one request, without headers of their own),
-``batch_format`` ("lines": contents, each with a line's end; "json": a list of objects as FileOut writes).
+500 and above, 408 and 429, and failed connections are tried again; after the last try, and with other answers outside
+200 to 299, the message fails. ``batch`` (1; more: up to this many waiting messages go into one request, without headers
+of their own), ``batch_format`` ("lines": contents, each with a line break; "json": a list of objects as in FileOut).
 
 Example: {"name": "uplink", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:HttpPoster"}, "args":
 {"url": "https://example.org/in", "token": "${file:uplink.token}", "batch": 100, "batch_format": "json"}}
@@ -40,11 +40,11 @@ class HttpRefused(OSError):
 def check_token(token: Any) -> None:
     """Refuse a token that a header cannot carry. The error does not contain it: it is a secret."""
     if token is not None and not (isinstance(token, str) and token and _LINE.fullmatch(token)):
-        raise ValueError("token is null or a text of one line that is not empty")
+        raise ValueError("token must be null or a text of one line that is not empty")
 
 
 class HttpPoster(Module):
-    """Posts."""
+    """Sends messages to a web server."""
 
     reaches_outside = True
 
@@ -55,14 +55,14 @@ class HttpPoster(Module):
         """Check args."""
         given = options(args, **ARGS)
         if given["batch"] < 1 or given["batch_format"] not in ("lines", "json"):
-            raise ValueError('batch is 1 or more and batch_format "lines" or "json"')
+            raise ValueError('batch must be 1 or more and batch_format "lines" or "json"')
         if not isinstance(given["content_type"], str | None):
-            raise ValueError(f"content_type is a text or null, not {given['content_type']!r}")
+            raise ValueError(f"content_type must be a text or null, not {given['content_type']!r}")
         if given["tries"] < 1 or not min(given["backoff_s"], given["timeout_s"]) > 0:
-            raise ValueError("tries is 1 or more, backoff_s and timeout_s are above 0")
+            raise ValueError("tries must be 1 or more, backoff_s and timeout_s above 0")
         for name, value in given["headers"].items():
             if not (isinstance(value, str) and _NAME.fullmatch(name) and _LINE.fullmatch(value)):
-                raise ValueError("headers are names with texts of one line")  # which may be secrets
+                raise ValueError("headers must be names with texts of one line")  # which may be secrets
         check_token(given["token"])
         _check_url(given["url"])
         return given
@@ -76,7 +76,7 @@ class HttpPoster(Module):
         self._ending = threading.Event()
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         place = parts.netloc.rpartition("@")[2]
-        self._told = f"{parts.scheme}://{place}{parts.path}"  # a query or a user may hold secrets
+        self._shown_url = f"{parts.scheme}://{place}{parts.path}"  # a query or a user may hold secrets
         user = parts.netloc.rpartition("@")[0]
         self._basic = {"Authorization": f"Basic {base64.b64encode(unquote(user).encode()).decode()}"} if user else {}
         if configuration["batch"] > 1:
@@ -123,12 +123,12 @@ class HttpPoster(Module):
                 if 200 <= status < 300:
                     return
                 if last or not (status >= 500 or status in (408, 429)):
-                    raise HttpRefused(f"{self._told} answered {status}")
+                    raise HttpRefused(f"{self._shown_url} answered {status}")
             except HttpRefused:
                 raise
             except (OSError, http.client.HTTPException) as error:
                 if last:
-                    raise ConnectionError(f"{self._told} did not answer: {error}") from error
+                    raise ConnectionError(f"{self._shown_url} did not answer: {error}") from error
             if tried > 1:  # at the first try the connection may just have been closed while idle: no pause
                 self._ending.wait(self.configuration["backoff_s"] * 2 ** (tried - 2))
 
@@ -159,7 +159,7 @@ def _check_url(url: str) -> None:
     except ValueError as error:
         raise ValueError(f"url: {error}") from None
     if not good or not url.isascii() or re.search(r"[\0-\x20\x7f]", url):
-        raise ValueError("url is http://HOST... or https://HOST..., without blanks; %20 stands for one")
+        raise ValueError("url must be http://HOST... or https://HOST..., with %20 for a blank")
 
 
 def _quoted(value: str) -> str:

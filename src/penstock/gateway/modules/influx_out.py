@@ -1,10 +1,10 @@
-"""InfluxOut: numbers into InfluxDB, or whatever takes its line protocol over HTTP.
+"""InfluxOut: writes numbers to InfluxDB, or to any server that accepts its line protocol over HTTP.
 
 args: ``url`` (required: with its path, ``http://HOST:8086/api/v2/write?org=O&bucket=B``, or ``/write?db=D`` of 1.x;
 times are nanoseconds), ``token`` (null), ``measurement`` ("gateway"; ``{NAME}`` stands for a property), ``tags`` ([]:
 names of properties), ``fields`` (null: all numbers, truth values and texts of the content, a JSON object; or a list of
-names), and of HttpPoster ``timeout_s``, ``headers``, ``tries``, ``backoff_s``. What waits together is sent together.
-Content that is no JSON object with such a field is a failure of that message alone.
+names), and as in HttpPoster ``timeout_s``, ``headers``, ``tries``, ``backoff_s``. Waiting messages are sent in one
+request. If the content is not a JSON object with such a field, only that message fails.
 
 Example: {"name": "influx", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:InfluxOut"}, "args":
 {"url": "http://10.0.0.5:8086/api/v2/write?org=plant&bucket=raw", "token": "${file:influx.token}", "measurement":
@@ -27,14 +27,14 @@ from penstock.gateway.modules.http_poster import ARGS, HttpPoster, check_token
 
 
 class InfluxOut(HttpPoster):
-    """Posts lines."""
+    """Sends lines of the line protocol."""
 
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""
         all_ = options(args, **{name: value for name, value in {**ARGS, **OWN}.items() if name not in NOT_HERE})
         if not isinstance(all_["fields"], list | None) or all_["fields"] == []:
-            raise ValueError("fields is null or a list of names")
+            raise ValueError("fields must be null or a list of names")
         check_token(token := all_.pop("token"))
         own = {name: all_.pop(name) for name in OWN}
         headers = {} if token is None else {"Authorization": f"Token {token}"}
@@ -64,11 +64,11 @@ class InfluxOut(HttpPoster):
     def _line(self, message: GatewayMessage) -> str:
         c, data = self.configuration, json.loads(bytes(message))
         if not isinstance(data, dict):
-            raise ValueError(f"content is a JSON object, not {type(data).__name__}")
+            raise ValueError(f"the content must be a JSON object, not {type(data).__name__}")
         wanted = data if c["fields"] is None else {name: data[name] for name in c["fields"] if name in data}
         fields = [f"{_escaped(name)}={text}" for name, value in wanted.items() if (text := _field(value)) is not None]
         if not fields:
-            raise ValueError("content has no field that can be written")
+            raise ValueError("the content has no field that can be written")
         name = re.sub(r"{(.*?)}", lambda m: message.properties.get(m[1], "-"), c["measurement"])
         tags = [(tag, message.properties[tag]) for tag in c["tags"] if message.properties.get(tag)]
         head = ",".join([_escaped(name, ", "), *(f"{_escaped(tag)}={_escaped(value)}" for tag, value in tags)])

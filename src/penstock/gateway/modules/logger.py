@@ -1,7 +1,7 @@
-"""Logger: each message a line of JSON (time, source, properties, bytes, content) in a file or in Python's logging.
+"""Logger: writes each message as a line of JSON (time, source, properties, bytes, content) to a file or to the log.
 
 args: ``file`` (null: logging, which ``penstock run`` sends to standard error), ``level`` ("INFO"), ``max_bytes`` (200:
-of content shown). The file is made readable by its owner alone and is appended to, a line a message, written at once.
+how much of the content is shown). A new file is readable by its owner only; lines are appended and written at once.
 
 Example: {"name": "log", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Logger"}, "args": {"file":
 "messages.log"}}
@@ -20,7 +20,7 @@ from penstock.gateway.module import Module, Outlet, options
 
 
 class Logger(Module):
-    """Lines."""
+    """Logs each message."""
 
     reaches_outside = True
 

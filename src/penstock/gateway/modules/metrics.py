@@ -1,8 +1,8 @@
 """Metrics: counts what arrives and checks that nothing is missing.
 
 args: ``device`` ("deviceId") and ``sequence`` ("sequence"): the properties that name a stream and number its messages;
-``period_s`` (null) publishes the counts as JSON that often. Per device, of messages with both properties: received,
-lost (numbers left out), out of sequence (not above the last); a message without them is non-conforming.
+``period_s`` (null; or publish the counts as JSON at this interval). For each device it counts messages with both
+properties: received, lost (missing numbers), out of sequence (not above the last). Others count as non-conforming.
 
 Example: {"name": "counts", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Metrics"}, "args":
 {"period_s": 60.0}}
@@ -30,7 +30,7 @@ class Metrics(Module):
         super().create(broker, configuration)
         self.received = self.bytes = self.lost = self.out_of_sequence = self.non_conforming = 0
         self._last: dict[str, int] = {}
-        self._told = self.clock.now()
+        self._published_at = self.clock.now()
 
     def receive(self, message: GatewayMessage) -> None:
         """Count one."""
@@ -47,8 +47,8 @@ class Metrics(Module):
             self.lost += max(0, number - last - 1)
             self._last[device] = max(number, last)
         period_s = self.configuration["period_s"]
-        if period_s is not None and self.clock.now() - self._told >= period_s:
-            self._told = self.clock.now()
+        if period_s is not None and self.clock.now() - self._published_at >= period_s:
+            self._published_at = self.clock.now()
             self.publish(json.dumps(self.counts()).encode(), {"kind": "metrics"})
 
     def counts(self) -> dict[str, int]:

@@ -2,15 +2,15 @@
 
 args: of both ``host`` ("127.0.0.1"), ``port`` (502), ``unit`` (1), ``timeout_s`` (3.0), ``word_order`` ("big"; or
 "little").
-A register is {"address": N, "kind": "holding" (or "input", "coil", "discrete"), "type": "uint16" (or "int16",
-"uint32", "int32", "uint64", "int64", "float32", "float64"), "scale": 1.0, "offset": 0.0}; its value is what the
-device says times ``scale`` plus ``offset``, of a coil or a discrete input true or false.
+A register is {"address": N, "kind": "holding" (or "input", "coil", "discrete"), "type": "uint16" (or "int16", "uint32",
+"int32", "uint64", "int64", "float32", "float64"), "scale": 1.0, "offset": 0.0}; its value is what the device reports
+times ``scale`` plus ``offset``; a coil or discrete input is true or false.
 ModbusIn: ``registers`` (required; names to registers), ``poll_s`` (1.0), ``changes_only`` (false). Publishes a JSON
-object of all values at each poll, or when one has changed. Property: ``device``. A device that does not answer is a
-failure of the module, which is then made anew with a back-off.
-ModbusOut: ``register`` (required; holding or coil), ``field`` (null: the content is the value as JSON; else the
-content is a JSON object that has it there). A message is handled when the device has confirmed it; one that it has
-not is a failure, for the link to try again.
+object of all values at each poll, or when one has changed. Property: ``device``. When a device does not answer, the
+module fails and is started again with a back-off.
+ModbusOut: ``register`` (required; holding or coil), ``field`` (null: the content is the value as JSON; else the name of
+a field of the content, a JSON object). A message is handled when the device has confirmed it; otherwise it fails, and
+the link may try again.
 
 Example: {"name": "meter", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules.modbus:ModbusIn"},
 "args": {"host": "10.0.0.7", "registers": {"volts": {"address": 0, "type": "float32"}, "door": {"address": 3, "kind":
@@ -49,7 +49,7 @@ class _Device:
         kind, size = register["kind"], 1 if register["kind"] in BITS else TYPES[register["type"]]
         reads = {"holding": "read_holding_registers", "input": "read_input_registers", "coil": "read_coils",
                  "discrete": "read_discrete_inputs"}  # fmt: skip
-        found = self._asked(reads[kind], register["address"], count=size)
+        found = self._request(reads[kind], register["address"], count=size)
         if kind in BITS:
             return bool(found.bits[0])
         value = self._client.convert_from_registers(found.registers, self._type(register), word_order=self._words)
@@ -60,12 +60,12 @@ class _Device:
     def write(self, register: Mapping[str, Any], value: Any) -> None:
         """Set the register."""
         if register["kind"] == "coil":
-            self._asked("write_coil", register["address"], bool(value))
+            self._request("write_coil", register["address"], bool(value))
             return
         number = (value - register["offset"]) / register["scale"]
         number = number if register["type"].startswith("float") else round(number)
         words = self._client.convert_to_registers(number, self._type(register), word_order=self._words)
-        self._asked("write_registers", register["address"], words)
+        self._request("write_registers", register["address"], words)
 
     def close(self) -> None:
         """Close the connection."""
@@ -74,7 +74,7 @@ class _Device:
     def _type(self, register: Mapping[str, Any]) -> Any:
         return self._client.DATATYPE[register["type"].upper()]
 
-    def _asked(self, method: str, *what: Any, **more: Any) -> Any:
+    def _request(self, method: str, *what: Any, **more: Any) -> Any:
         from pymodbus import ModbusException
 
         try:
@@ -95,27 +95,27 @@ def _register(given: Any, name: str, kinds: tuple[str, ...] = KINDS) -> dict[str
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     if register["kind"] not in kinds:
-        raise ValueError(f"{name}: kind is one of {', '.join(kinds)}, not {register['kind']!r}")
+        raise ValueError(f"{name}: kind must be one of {', '.join(kinds)}, not {register['kind']!r}")
     if register["type"] not in TYPES:
-        raise ValueError(f"{name}: type is one of {', '.join(TYPES)}, not {register['type']!r}")
+        raise ValueError(f"{name}: type must be one of {', '.join(TYPES)}, not {register['type']!r}")
     if not 0 <= register["address"] <= 65535 or register["scale"] == 0:
-        raise ValueError(f"{name}: address is 0 to 65535, and scale is not 0")
+        raise ValueError(f"{name}: address must be 0 to 65535, and scale not 0")
     size = 1 if register["kind"] in BITS else TYPES[register["type"]]
     if register["address"] + size > 65536:
-        raise ValueError(f"{name}: {register['type']} is {size} registers, and address {65536 - size} the last for it")
+        raise ValueError(f"{name}: {register['type']} needs {size} registers: address must be at most {65536 - size}")
     return register
 
 
 def _checked(args: Any, **more: Any) -> dict[str, Any]:
     given = options(args, **COMMON, **more)
     if given["word_order"] not in ("big", "little"):
-        raise ValueError(f'word_order is "big" or "little", not {given["word_order"]!r}')
+        raise ValueError(f'word_order must be "big" or "little", not {given["word_order"]!r}')
     if not 0 <= given["unit"] <= 255:
-        raise ValueError(f"unit is 0 to 255, not {given['unit']}")
+        raise ValueError(f"unit must be 0 to 255, not {given['unit']}")
     if not 1 <= given["port"] <= 65535:
-        raise ValueError(f"port is 1 to 65535, not {given['port']}")
+        raise ValueError(f"port must be 1 to 65535, not {given['port']}")
     if not given["timeout_s"] > 0:
-        raise ValueError(f"timeout_s is above 0, not {given['timeout_s']!r}")
+        raise ValueError(f"timeout_s must be above 0, not {given['timeout_s']!r}")
     return given
 
 
@@ -129,7 +129,7 @@ class ModbusIn(Source):
         if not given["registers"]:
             raise ValueError("registers is missing")
         if not given["poll_s"] > 0:
-            raise ValueError(f"poll_s is above 0, not {given['poll_s']!r}")
+            raise ValueError(f"poll_s must be above 0, not {given['poll_s']!r}")
         registers = {name: _register(one, f"registers.{name}") for name, one in given["registers"].items()}
         return {**given, "registers": registers}
 
@@ -172,7 +172,7 @@ class ModbusOut(Module):
         if self.configuration["field"] is not None:
             value = value[self.configuration["field"]]
         if not isinstance(value, int | float):
-            raise ValueError(f"a register's value is a number, true or false, not {value!r}")
+            raise ValueError(f"a register's value must be a number, true or false, not {value!r}")
         self._device.write(self.configuration["register"], value)
 
     def destroy(self) -> None:

@@ -1,13 +1,13 @@
 """MqttIn and MqttOut: messages from and to an MQTT 3.1.1 server (``pip install 'penstock[mqtt]'``).
 
-args: of both ``host`` ("127.0.0.1"), ``port`` (1883), ``client_id`` ("penstock-NAME"; a server has one client of
-an id, and a second one, of another gateway too, pushes the first out), ``username`` and ``password`` (null), ``tls``
-(null; true, or the path of an authority's certificate), ``keepalive_s`` (60), ``will`` (null; {"topic", "payload",
-"qos", "retain"}), ``qos`` (1). A server that is not there is waited for, and told of.
+args: of both ``host`` ("127.0.0.1"), ``port`` (1883), ``client_id`` ("penstock-NAME"; must be unique: a second client
+with the same id, of another gateway too, disconnects the first), ``username`` and ``password`` (null), ``tls`` (null;
+true, or the path of an authority's certificate), ``keepalive_s`` (60), ``will`` (null; {"topic", "payload", "qos",
+"retain"}), ``qos`` (1). While the server cannot be reached, the module reports it and keeps trying.
 MqttIn: ``topics`` (["#"]), ``clean`` (false: the server keeps the session). Properties: ``topic``, ``qos``, ``retain``.
-With QoS 1 and a kept session it is a durable source: the server is told when a message was handled.
+With QoS 1 and a kept session it is a durable source: it acknowledges a message when that was handled.
 MqttOut: ``topic`` ("penstock"; ``{NAME}`` stands for a property), ``retain`` (false), ``timeout_s`` (10.0). With QoS 1
-a message is handled when the server has confirmed it; one that it has not is a failure, for the link to try again.
+a message is handled when the server has confirmed it; otherwise it fails, and the link may try again.
 
 Example: {"name": "sensors", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules.mqtt:MqttIn"}, "args":
 {"host": "10.0.0.2", "topics": ["plant/+/temperature"], "username": "gateway", "password": "${file:mqtt.password}"}}
@@ -40,13 +40,13 @@ class _Mqtt(Module):
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Prepare; nothing is known about the server yet."""
         super().create(broker, configuration)
-        self._known = threading.Event()  # set when the server has answered or could not be reached
+        self._first_outcome = threading.Event()  # set when the server has answered or could not be reached
 
     def _connect(self, clean: bool, **more: Any) -> Any:
         c = self.configuration
         client = client_of(c, self._client_id, clean, **more)
         client.on_connect, client.on_disconnect = self._connected, self._disconnected
-        client.on_connect_fail = lambda *_: self._tell(f"cannot be reached: {sys.exc_info()[1]}")
+        client.on_connect_fail = lambda *_: self._report(f"cannot be reached: {sys.exc_info()[1]}")
         client.connect_async(c["host"], c["port"], c["keepalive_s"])
         return client
 
@@ -56,24 +56,24 @@ class _Mqtt(Module):
 
     def _connected(self, client: Any, _: Any, __: Any, reason: Any, ___: Any) -> None:
         if reason.is_failure:
-            self._tell(f"refused the connection: {reason}")
-        self._known.set()
+            self._report(f"refused the connection: {reason}")
+        self._first_outcome.set()
 
     def _disconnected(self, _: Any, __: Any, ___: Any, reason: Any, ____: Any) -> None:
         if reason.is_failure:
             # The server cannot say why: MQTT 3.1.1 has no field for it.
-            self._tell(f"is gone: {reason} (or another client with the client_id {self._client_id!r} took its place)")
+            self._report(f"is gone: {reason} (or another client with the client_id {self._client_id!r} took its place)")
 
-    def _tell(self, what: str) -> None:
+    def _report(self, what: str) -> None:
         """Report a failure, after which the client tries again by itself."""
         if self.on_failure is not None:
             c = self.configuration
             self.on_failure(StepFailed(f"{c['host']}:{c['port']} {what}", "run"))
-        self._known.set()  # after the report: whoever waits for it finds the reason
+        self._first_outcome.set()  # after the report: whoever waits for it finds the reason
 
     def kill(self) -> None:
         """Disconnect at once: another client may take over the session."""
-        self._known.set()
+        self._first_outcome.set()
         self._client.disconnect()
 
     def destroy(self) -> None:
@@ -83,7 +83,7 @@ class _Mqtt(Module):
 
 
 class MqttIn(_Mqtt):
-    """What the server publishes on some topics."""
+    """Publishes what it receives from the server."""
 
     acks_in_order = True  # required by the protocol
 
@@ -120,13 +120,13 @@ class MqttIn(_Mqtt):
     def _subscribed(self, _: Any, __: Any, ___: Any, reasons: Any, ____: Any) -> None:
         for topic, reason in zip(self.configuration["topics"], reasons, strict=False):
             if reason.is_failure:
-                self._tell(f"refused the topic {topic!r}: {reason}")
+                self._report(f"refused the topic {topic!r}: {reason}")
 
     def _arrived(self, client: Any, _: Any, message: Any) -> None:
         try:
             message.topic  # noqa: B018 - it is decoded here
         except UnicodeDecodeError:
-            self._tell("sent a message on a topic that is no UTF-8, which is lost")
+            self._report("sent a message on a topic that is no UTF-8, which is lost")
             if message.qos:  # otherwise the server would redeliver it for ever
                 client.ack(message.mid, message.qos)
         else:
@@ -184,7 +184,7 @@ class MqttOut(_Mqtt):
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
         """Publish them together and wait for the server's confirmations."""
         c = self.configuration
-        self._known.wait(c["timeout_s"])  # the first messages may arrive while the connection is being made
+        self._first_outcome.wait(c["timeout_s"])  # the first messages may arrive while the connection is being made
         if not self._client.is_connected():
             raise ConnectionError(f"not connected to {c['host']}:{c['port']}")
         failures = publish_all(self._client, c, messages)

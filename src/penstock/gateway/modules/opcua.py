@@ -3,13 +3,13 @@
 args: of both ``url`` ("opc.tcp://127.0.0.1:4840"), ``username`` and ``password`` (null), ``security`` (null; as
 "Basic256Sha256,SignAndEncrypt,CERTIFICATE,KEY"), ``timeout_s`` (4.0).
 OpcUaIn: ``nodes`` (required; names to node ids, as {"volts": "ns=2;i=3"}), ``period_s`` (0.5, how often the server
-looks; of several changes in between the last one counts). Publishes a value as JSON when it has changed. Properties:
-``name``, ``node``, ``status`` ("Good" or what is wrong), ``source_time`` (ISO, where the server says it). A server
-that goes away is a failure of the module, which is then made anew with a back-off; changes are noticed again from
-then on, the first value of each node included.
-OpcUaOut: ``node`` (required), ``field`` (null: the content is the value as JSON; else the content is a JSON object
-that has it there). The value takes the node's own type. A message is handled when the server has confirmed it; one
-that it has not is a failure, for the link to try again.
+samples a node; of several changes in between only the last one is published). Publishes a value as JSON when it has
+changed. Properties: ``name``, ``node``, ``status`` ("Good" or what is wrong), ``source_time`` (ISO, if the server gives
+it). When the server goes away, the module fails and is started again with a back-off; then it publishes the present
+value of each node, and changes from there on.
+OpcUaOut: ``node`` (required), ``field`` (null: the content is the value as JSON; else the name of a field of the
+content, a JSON object). The value is converted to the node's type. A message is handled when the server has confirmed
+it; otherwise it fails, and the link may try again.
 
 Example: {"name": "plc", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules.opcua:OpcUaIn"}, "args":
 {"url": "opc.tcp://10.0.0.9:4840", "nodes": {"volts": "ns=2;i=3", "door": "ns=2;s=Door.Open"}}}
@@ -60,17 +60,17 @@ async def _disconnect(client: Any) -> None:
 def _checked(args: Any, **more: Any) -> dict[str, Any]:
     given = options(args, **COMMON, **more)
     if not given["url"].startswith("opc.tcp://"):
-        raise ValueError(f"url begins with opc.tcp://, unlike {without_secrets(given['url'])!r}")
+        raise ValueError(f"url must begin with opc.tcp://, unlike {without_secrets(given['url'])!r}")
     for name in ("timeout_s", "period_s"):
         if name in given and not given[name] > 0:
-            raise ValueError(f"{name} is above 0, not {given[name]!r}")
+            raise ValueError(f"{name} must be above 0, not {given[name]!r}")
     return given
 
 
 def _check_node(node: Any, name: str) -> None:
     found = _NODE.fullmatch(node) if isinstance(node, str) else None
     if found is None or int(found["space"] or 0) > 65535 or int(found["number"] or 0) >= 1 << 32:
-        raise ValueError(f"{name} is a node id such as 'ns=2;i=3', not {node!r}")
+        raise ValueError(f"{name} must be a node id such as 'ns=2;i=3', not {node!r}")
 
 
 class OpcUaIn(Source):

@@ -1,8 +1,8 @@
-"""Printer: each message a line on standard output.
+"""Printer: prints each message as a line on standard output.
 
 args: ``format`` ("{content}"; also {properties}, {size}, {time}, {source} and {NAME} of any property), ``max_bytes``
 (200).
-A property that is not there is shown as "-". The format is filled in by name only: no attributes, no indexes.
+A missing property is shown as "-". The format is filled in by name only: no attributes, no indexes.
 
 Example: {"name": "show", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Printer"}, "args":
 {"format": "{source} {deviceId}: {content}"}}
@@ -22,7 +22,7 @@ _NAME = re.compile(r"\{([^{}]*)\}")
 
 
 class Printer(Module):
-    """Lines for a reader at the terminal."""
+    """Prints lines at the terminal."""
 
     reaches_outside = True
 

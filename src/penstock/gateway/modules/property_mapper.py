@@ -1,7 +1,8 @@
-"""PropertyMapper: renames, sets and drops properties, over the same content.
+"""PropertyMapper: renames, sets and drops properties; the content stays the same.
 
-args: ``rename`` ({"old": "new"}), ``set`` ({"name": "value"}), ``drop`` (["name"]), ``keep`` (null: all; else a list).
-In that order: keep, drop, rename, set.
+args: ``rename`` ({"old": "new"}), ``set`` ({"name": "value"}), ``drop`` (["name"]), ``keep`` (null: all; else a list of
+names).
+They are applied in this order: keep, drop, rename, set.
 
 Example: {"name": "names", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:PropertyMapper"},
 "args": {"rename": {"deviceId": "device"}, "set": {"site": "north"}}}
@@ -23,10 +24,10 @@ class PropertyMapper(Module):
         """Check args."""
         given = options(args, rename={}, set={}, drop=[], keep=None)
         if not isinstance(given["keep"], list | None):
-            raise ValueError(f"keep is a list of names or null, not {given['keep']!r}")
+            raise ValueError(f"keep must be a list of names or null, not {given['keep']!r}")
         texts = [*given["rename"].items(), *given["set"].items(), (*given["drop"], *(given["keep"] or ()))]
         if not all(isinstance(text, str) for group in texts for text in group):
-            raise ValueError("names and values of properties are texts")
+            raise ValueError("names and values of properties must be texts")
         return given
 
     def receive(self, message: GatewayMessage) -> None:

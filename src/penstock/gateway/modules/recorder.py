@@ -1,7 +1,7 @@
-"""Recorder: every message into a journal, content and properties.
+"""Recorder: stores every message in a journal, with its content and properties.
 
 args: ``directory`` (required), ``topic`` ("gateway"; ``{NAME}`` in it stands for a property's value, so that
-"{deviceId}" gives each device a topic, at most 1000). Messages that wait together are written together.
+"{deviceId}" gives each device a topic, at most 1000). Waiting messages are written in one commit.
 
 Example: {"name": "record", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Recorder"}, "args":
 {"directory": "recording", "topic": "{deviceId}"}}
@@ -21,7 +21,7 @@ from penstock.gateway.module import Module, Outlet, options
 
 
 class Recorder(Module):
-    """Written down."""
+    """Stores messages in a journal."""
 
     reaches_outside = True
 
@@ -52,7 +52,7 @@ class Recorder(Module):
     def _publisher(self, topic: str) -> Publisher:
         if topic not in self._publishers:
             if len(self._publishers) >= 1000:
-                raise ValueError(f"more than 1000 topics; is {self.configuration['topic']!r} meant?")
+                raise ValueError(f"more than 1000 topics; check the arg topic={self.configuration['topic']!r}")
             self._publishers[topic] = address.publisher(f"journal:{self.configuration['directory']}#{topic}")
         return self._publishers[topic]
 

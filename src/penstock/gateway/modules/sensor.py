@@ -1,7 +1,7 @@
-"""Sensor: a simulated one, for trying things out. A sine with noise, the same for the same seed.
+"""Sensor: a simulated sensor, for trying things out: a sine with noise, always the same for the same seed.
 
 args: ``device`` ("sensor"), ``quantity`` ("temperature"), ``unit`` ("C"), ``mean`` (20.0), ``swing`` (5.0), ``noise``
-(0.2), ``cycle_s`` (60.0), ``rate_per_s`` (10.0; 0: as fast as the sinks take them), ``count`` (null: for ever),
+(0.2), ``cycle_s`` (60.0), ``rate_per_s`` (10.0; 0: as fast as the sinks can take messages), ``count`` (null: for ever),
 ``seed`` (1). Content: JSON ``{"value": ...}``. Properties: ``deviceId``, ``quantity``, ``unit``, ``sequence`` (from 1),
 ``timestamp_ns``.
 
@@ -19,7 +19,7 @@ from penstock.gateway.module import Source, options
 
 
 class Sensor(Source):
-    """Readings."""
+    """Publishes simulated readings."""
 
     @classmethod
     def parse(cls, args: Any) -> Any:
@@ -27,7 +27,7 @@ class Sensor(Source):
         given = options(args, device="sensor", quantity="temperature", unit="C", mean=20.0, swing=5.0, noise=0.2,
                         cycle_s=60.0, rate_per_s=10.0, count=None, seed=1)  # fmt: skip
         if not given["cycle_s"] > 0 or not given["rate_per_s"] >= 0:
-            raise ValueError("cycle_s is above 0 and rate_per_s 0 or more")
+            raise ValueError("cycle_s must be above 0 and rate_per_s 0 or more")
         return given
 
     def run(self) -> None:

@@ -1,11 +1,11 @@
 """SerialLine: a serial port, read line by line and written to (``pip install 'penstock[industrial]'``).
 
 args: ``port`` (required, as "/dev/ttyUSB0"), ``baud`` (9600), ``bits`` (8; 5 to 8), ``parity`` ("N"; also "E", "O",
-"M", "S"), ``stop_bits`` (1.0; also 1.5, 2.0), ``separator`` ("\\n"; "" gives what comes as it comes),
+"M", "S"), ``stop_bits`` (1.0; also 1.5, 2.0), ``separator`` ("\\n"; "": publishes the data as it arrives),
 ``max_line_bytes`` (4096: a longer line comes in pieces), ``timeout_s`` (10.0, for writing). Property: ``port``. A
-message that it receives is written, the separator after it. A port that is not there, or goes away, is a failure of
-the module, which is then made anew with a back-off; what is to be written meanwhile fails, for the link to try again.
-A serial line keeps nothing: what came while nobody read is gone.
+message that it receives is written to the port, followed by the separator. When the port does not exist or goes away,
+the module fails and is started again with a back-off; messages to be written meanwhile fail, and the link may try
+again. A serial line has no memory: data that arrives while nobody reads is lost.
 
 Example: {"name": "scale", "loader": {"name": "python", "entrypoint":
 "penstock.gateway.modules.serial_line:SerialLine"}, "args": {"port": "/dev/ttyUSB0", "baud": 115200, "separator":
@@ -36,10 +36,10 @@ class SerialLine(Source):
             raise ValueError("port is missing")
         for name, valid in (("bits", (5, 6, 7, 8)), ("parity", tuple("NEOMS")), ("stop_bits", (1, 1.5, 2))):
             if given[name] not in valid:
-                raise ValueError(f"{name} is one of {valid}, not {given[name]!r}")
+                raise ValueError(f"{name} must be one of {valid}, not {given[name]!r}")
         for name in ("baud", "max_line_bytes", "timeout_s"):
             if not given[name] > 0:
-                raise ValueError(f"{name} is above 0, not {given[name]!r}")
+                raise ValueError(f"{name} must be above 0, not {given[name]!r}")
         return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:

@@ -1,11 +1,11 @@
-"""SqlOut: a row of a table for each message, in SQLite or any database with a driver for Python (DB-API 2.0).
+"""SqlOut: writes a row of a table for each message, in SQLite or any database with a driver for Python (DB-API 2.0).
 
 args: ``driver`` ("sqlite3"; such as "psycopg"), ``connect`` (the driver's arguments: {"database": "PATH"}), ``table``
-(required), ``columns`` (required: {COLUMN: WHERE FROM}, which is ``content``, ``time`` in seconds, ``source``,
+(required), ``columns`` (required: {COLUMN: ORIGIN}, where ORIGIN is ``content``, ``time`` in seconds, ``source``,
 ``property:NAME``, or ``json:FIELD`` of the content, inner ones by ``json:A.B``), ``create`` (null; a statement that is
-run first, such as CREATE TABLE IF NOT EXISTS). Messages that wait together are one transaction. What has no such
-property or field is null; content that is no JSON, where a field is asked for, and a row that the database refuses are
-failures of that message alone.
+run first, such as CREATE TABLE IF NOT EXISTS). Waiting messages are written in one transaction. A missing
+property or field becomes null. If a field is needed and the content is not JSON, or if the database refuses a row,
+only that message fails.
 
 Example: {"name": "rows", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:SqlOut"}, "args":
 {"connect": {"database": "plant.db"}, "table": "readings", "columns": {"at": "time", "site": "property:site", "value":
@@ -29,7 +29,7 @@ MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 
 
 class SqlOut(Module):
-    """Inserts."""
+    """Inserts rows."""
 
     reaches_outside = True
 
@@ -46,13 +46,13 @@ class SqlOut(Module):
                 raise ValueError(f"{name!r} cannot name a table or column: letters, digits and _")
         for place in given["columns"].values():
             if not isinstance(place, str) or not re.fullmatch(r"content|time|source|property:.+|json:.+", place):
-                raise ValueError(f"a column is content, time, source, property:NAME or json:FIELD, not {place!r}")
+                raise ValueError(f"a column must be content, time, source, property:NAME or json:FIELD, not {place!r}")
         try:
             style = importlib.import_module(given["driver"]).paramstyle
         except (ImportError, AttributeError) as error:
-            raise ValueError(f"driver {given['driver']!r} is no driver that can be loaded: {error}") from None
+            raise ValueError(f"driver {given['driver']!r} cannot be loaded: {error}") from None
         if style not in MARKS:
-            raise ValueError(f"driver {given['driver']!r} marks parameters by {style!r}; {', '.join(MARKS)} are known")
+            raise ValueError(f"driver {given['driver']!r} has paramstyle {style!r}; supported: {', '.join(MARKS)}")
         marks = ", ".join([MARKS[style]] * len(given["columns"]))
         columns = ", ".join(given["columns"])  # the names were checked above; values are passed as parameters
         return {**given, "insert": f"INSERT INTO {given['table']} ({columns}) VALUES ({marks})"}  # noqa: S608

@@ -1,7 +1,7 @@
-"""Switch: each message to the first output whose filter lets it through.
+"""Switch: sends each message to the first output whose filter lets it through.
 
 args: ``outputs`` ({"hot": {"properties": {"kind": "warm"}}, ...}: the filters of links, in order). Links take them from
-``NAME.hot``; what no filter lets through is published as usual, for links from ``NAME``.
+``NAME.hot``; a message that no filter lets through is published as usual, for links from ``NAME``.
 
 Example: {"name": "sorter", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Switch"}, "args":
 {"outputs": {"hot": {"where": ".celsius > 80"}, "cold": {"where": ".celsius < 5"}}}}
@@ -25,7 +25,7 @@ class Switch(Module):
         """Check args."""
         place = Place(options(args, outputs={}), "")["outputs"]
         if not place.mapping():
-            raise ValueError("outputs is empty; give each a filter")
+            raise ValueError("outputs is empty; give at least one name with its filter")
         return {check_output(name): link_filter(place[name]) for name in place.mapping()}
 
     def create(self, broker: Outlet, configuration: Any) -> None:

@@ -1,7 +1,7 @@
-"""Throttle: at most so many messages a second, for each value of a property; the rest is dropped.
+"""Throttle: passes at most a number of messages per second, for each value of a property, and drops the rest.
 
-args: ``rate_per_s`` (1.0), ``by`` (null: all together; else a property), ``max_keys`` (10000). What is dropped goes to
-the output ``dropped``, for modules linked to it, and is counted as filtered by this module.
+args: ``rate_per_s`` (1.0), ``by`` (null: all together; else a property), ``max_keys`` (10000). Dropped messages go to
+the output ``dropped``, for modules linked to it, and are counted as filtered by this module.
 
 Example: {"name": "limit", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Throttle"}, "args":
 {"rate_per_s": 1.0, "by": "deviceId"}}
@@ -25,7 +25,7 @@ class Throttle(Module):
         given = options(args, rate_per_s=1.0, by=None, max_keys=10000)
         Filter(rate_per_s=given["rate_per_s"])  # checks the bounds of the rate
         if given["max_keys"] < 1 or not isinstance(given["by"], str | None):
-            raise ValueError("max_keys is 1 or more, and by the name of a property or null")
+            raise ValueError("max_keys must be 1 or more, and by must be the name of a property or null")
         return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:

@@ -1,8 +1,8 @@
-"""Timer: a message every so many seconds.
+"""Timer: publishes a message at a regular interval.
 
 args: ``period_s`` (1.0), ``count`` (null: for ever), ``content`` (a text, ""), ``properties`` ({}).
-Each message also has the property ``tick``, from 1. The period is kept on average: a late tick is followed by a
-shorter wait, and ticks that were missed altogether are left out.
+Each message also has the property ``tick``, from 1. The interval is kept on average: a late tick is followed by a
+shorter wait, and ticks that were missed completely are left out.
 
 Example: {"name": "tick", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Timer"}, "args":
 {"period_s": 5.0, "content": "poll"}}
@@ -16,7 +16,7 @@ from penstock.gateway.module import Source, options
 
 
 class Timer(Source):
-    """Ticks."""
+    """Publishes ticks."""
 
     reaches_outside = False
 
@@ -25,11 +25,11 @@ class Timer(Source):
         """Check args."""
         given = options(args, period_s=1.0, count=None, content="", properties={})
         if not given["period_s"] > 0:
-            raise ValueError(f"period_s is above 0, not {given['period_s']}")
+            raise ValueError(f"period_s must be above 0, not {given['period_s']}")
         if (count := given["count"]) is not None and (type(count) is not int or count < 0):
-            raise ValueError(f"count is a whole number, 0 or more, or null, not {count!r}")
+            raise ValueError(f"count must be a whole number, 0 or more, or null, not {count!r}")
         if not all(isinstance(text, str) and "\0" not in text for pair in given["properties"].items() for text in pair):
-            raise ValueError("properties are names with texts, without a NUL")
+            raise ValueError("properties must be names with texts, without a NUL")
         return given
 
     def run(self) -> None:

@@ -2,11 +2,11 @@
 
 args: ``where`` ({}: a filter as links have it; what it does not let through passes unchanged), ``assign`` ([]: as
 [".fahrenheit = .celsius * 1.8 + 32", "properties.alarm = .celsius > 30"]: expressions as filters have them, assigned to
-fields of the content, a JSON object, or to properties, where null takes the property away), ``set`` ({"name":
+fields of the content, a JSON object, or to properties, where null removes the property), ``set`` ({"name":
 "template"}), ``content`` (null: unchanged; else a template, or an object of templates that becomes JSON), ``drop`` ([]:
 properties to leave out). In a template ``{NAME}`` stands for a property, ``{content}`` for the content as text,
-``{size}``, ``{source}``, and ``{json.a.b}`` for a value of the JSON content; what is not there is "-". A template of an
-object that is one ``{json...}`` alone keeps its kind (number, list). All of them see the message as it came.
+``{size}``, ``{source}``, and ``{json.a.b}`` for a value of the JSON content; a missing value is "-". In an object
+of templates, one that is a single ``{json...}`` keeps its type (number, list). All of them see the original message.
 
 Example: {"name": "units", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Transform"}, "args":
 {"assign": [".fahrenheit = .celsius * 1.8 + 32"]}}
@@ -28,20 +28,20 @@ _NAME = re.compile(r"\{([^{}]*)\}")
 
 
 class Transform(Module):
-    """Assignments."""
+    """Applies assignments and templates."""
 
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""
         given = options(args, where={}, assign=[], set={}, content=None, drop=[])
         if not all(isinstance(text, str) for text in given["assign"]):
-            raise ValueError("assign is a list of texts such as '.fahrenheit = .celsius * 1.8 + 32'")
+            raise ValueError("assign must be a list of texts such as '.fahrenheit = .celsius * 1.8 + 32'")
         assigned = [compile_assignment(text) for text in given["assign"]]
         if given["content"] is not None and any(not path[0] for path, _ in assigned):
-            raise ValueError("content replaces the content, to whose fields assign assigns: give one of them")
+            raise ValueError("give content or assign to fields, not both: content would replace what assign has set")
         templates = [*given["set"].values(), *(given["content"].values() if isinstance(given["content"], dict) else ())]
         if not all(isinstance(text, str) for text in templates) or not isinstance(given["content"], str | dict | None):
-            raise ValueError("templates are texts")
+            raise ValueError("templates must be texts")
         return {**given, "where": link_filter(Place(given["where"], "where"))}
 
     def create(self, broker: Outlet, configuration: Any) -> None:
@@ -98,7 +98,7 @@ def _set_field(content: Any, path: list[str], value: Any) -> None:
     for name in path[:-1]:
         content = content.setdefault(name, {}) if isinstance(content, dict) else None
     if not isinstance(content, dict):
-        raise ValueError(f"{'.'.join(['', *path])} cannot be assigned to: the content is no JSON object there")
+        raise ValueError(f"{'.'.join(['', *path])} cannot be assigned to: there is no JSON object at that place")
     content[path[-1]] = value
 
 

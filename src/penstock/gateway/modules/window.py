@@ -1,10 +1,10 @@
-"""Window: messages that came within a time, as one.
+"""Window: combines the messages of a period of time into one.
 
-args: ``window_s`` (1.0), ``max_messages`` (1000) and ``max_bytes`` (1048576): a window is also closed by these; ``by``
-(null; a property: a window for each of its values, at most ``max_groups`` (1000), the oldest is closed first),
-``format`` ("lines": contents with a line's end between them; or "json": a list of their JSON values, or texts).
-Properties: ``count``, ``begin`` and ``end`` (seconds), and the one of ``by``. What has gathered is in memory: a window
-that is open when the gateway is killed is gone, one that is open at an orderly end is published.
+args: ``window_s`` (1.0), ``max_messages`` (1000) and ``max_bytes`` (1048576): a window also ends when it reaches one of
+these; ``by`` (null; a property: a window for each of its values, at most ``max_groups`` (1000); beyond that the oldest
+ends), ``format`` ("lines": contents with a line break between them; or "json": a list of their JSON values, or texts).
+Properties: ``count``, ``begin`` and ``end`` (seconds), and the one named by ``by``. Open windows are in memory: they
+are lost when the gateway is killed, and published when it is stopped properly.
 
 Example: {"name": "batches", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Window"}, "args":
 {"window_s": 10.0, "format": "json"}}
@@ -32,9 +32,9 @@ class Window(Source):
         given = options(args, window_s=1.0, max_messages=1000, max_bytes=1 << 20, by=None, max_groups=1000,
                         format="lines")  # fmt: skip
         if given["format"] not in ("lines", "json"):
-            raise ValueError(f'format is "lines" or "json", not {given["format"]!r}')
+            raise ValueError(f'format must be "lines" or "json", not {given["format"]!r}')
         if not (given["window_s"] > 0 and min(given["max_messages"], given["max_bytes"], given["max_groups"]) > 0):
-            raise ValueError("window_s, max_messages, max_bytes and max_groups are above 0")
+            raise ValueError("window_s, max_messages, max_bytes and max_groups must be above 0")
         return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:

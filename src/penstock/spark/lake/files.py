@@ -94,7 +94,7 @@ def _entries(place: Place, piece: Range, reading: Reading, rows: int) -> int:
 def write(where: Store, batches: Iterable[pyarrow.RecordBatch], journal: str) -> list[File]:
     """Write batches, which come in order of position, as files."""
     written = []
-    for held in _held(batches):
+    for held in _groups(batches):
         table = pyarrow.Table.from_batches(held).combine_chunks()
         column = pyarrow.DictionaryArray.from_arrays(numpy.zeros(table.num_rows, numpy.int8), [journal])
         table = table.append_column("journal", column).select(schema.SCHEMA.names)
@@ -102,7 +102,7 @@ def write(where: Store, batches: Iterable[pyarrow.RecordBatch], journal: str) ->
     return written
 
 
-def _held(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[list[pyarrow.RecordBatch]]:
+def _groups(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[list[pyarrow.RecordBatch]]:
     held: list[pyarrow.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -45,8 +45,8 @@ def start(known: int | None, text: str, place: Place, *, lossy: bool = False) ->
     begin = first if known is None else known
     if begin < first and not lossy:
         raise StateError(
-            f"positions {begin} to {first - 1} of {shown(text)} went by retention before they were archived: keep "
-            "more; lake archive --skip-lost (archive(fail_on_data_loss=False)) goes on without them"
+            f"positions {begin} to {first - 1} of {shown(text)} were deleted by retention before they were archived: "
+            "keep more; lake archive --skip-lost (archive(fail_on_data_loss=False)) goes on without them"
         )
     if begin > place.frontier:
         raise StateError(

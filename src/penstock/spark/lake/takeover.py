@@ -86,12 +86,13 @@ def take_over(spark: SparkSession | None, where: Store) -> int:
     while True:
         table = delta.open_or_create(where, old.filters)
         if table.transaction_version(MARK) is not None:
-            break
+            break  # an earlier run was killed after its commit: only the old files are left to delete
         groups = tuple(tuple(group) for group in _groups(old))
         where = where.begin_round()
         results = run(spark, Rewrite(where, table.version(), groups), len(groups), where)
         files = [File(**file) for result in results for file in result["files"]]
         rows = sum(file.rows for file in files)
+        # the old files are deleted below, so nothing may be missing in the new ones
         if not rows == sum(result["rows"] for result in results) == old.rows:
             raise StateError(f"the archive {path} says {old.rows} rows, its files have {rows}: nothing was taken over")
         nodes = {file["name"]: result["node"] for result in results for file in result["files"]}
@@ -102,7 +103,7 @@ def take_over(spark: SparkSession | None, where: Store) -> int:
         delta.step("before take-over")
         try:
             delta.commit(where, table, files, moved=moved, note={"do": "take over version 1"})
-        except delta.Superseded:
+        except delta.Superseded:  # another archiver was faster: begin again on its version
             where.delete(file.name for file in files)
             continue
         break
