@@ -50,7 +50,7 @@ class RangeClient:
             answer = self._ask(hello)
             fields = dict(word.partition("=")[::2] for word in answer.split()[2:])
             if not fields.get("journal"):
-                raise ProtocolError(f"the server at {host}:{port} is not a broker: {answer[:100]!r}")
+                raise ProtocolError(f"what answers at {host}:{port} is no broker: {answer[:100]!r}")
             self.journal: str = fields["journal"]
         except BaseException:
             sock.close()

@@ -43,7 +43,7 @@ class HttpIn(Source):
         given = options(args, host="127.0.0.1", port=8080, path="/", token=None, max_body_bytes=1 << 20, timeout_s=10.0,
                         max_requests=64, confirm="published")  # fmt: skip
         if given["token"] is not None and (not isinstance(given["token"], str) or not given["token"]):
-            raise ValueError("token must be a text that is not empty, or null")
+            raise ValueError("token is a text that is not empty, or null")
         if given["token"] is None and not is_loopback(given["host"]):
             raise ValueError(f"host {given['host']!r} can be reached from outside: give a token")
         if given["confirm"] not in ("published", "handled"):
