@@ -169,7 +169,7 @@ def test_what_is_no_broker_is_told() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(ProtocolError, match="is not a broker"):
+        with pytest.raises(ProtocolError, match="no broker"):
             RangeClient(port=port)
         thread.join()
 

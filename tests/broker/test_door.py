@@ -101,13 +101,13 @@ def test_a_message_is_due_at_one_time() -> None:
     with Client() as client:
         with pytest.raises(InvalidArgument, match="both say when"):
             client.publish("t", b"x", delay_s=1, at_ns=5)
-        with pytest.raises(TypeError, match="at_ns is a whole number"):
+        with pytest.raises(TypeError, match="at_ns must be a whole number"):
             client.publish("t", b"x", at_ns=1.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("unconfirmed", [1.5, NAN, "x"])
 def test_unconfirmed_is_a_whole_number(unconfirmed: Any) -> None:
-    with pytest.raises(TypeError, match="unconfirmed is a whole number"):
+    with pytest.raises(TypeError, match="unconfirmed must be a whole number"):
         Publisher(unconfirmed=unconfirmed)
 
 

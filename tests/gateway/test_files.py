@@ -154,10 +154,10 @@ def test_the_schema_names_every_key_that_is_understood() -> None:
         ({"module": {"queue": {"deep": 3}}}, r"defaults\.module\.queue\.deep: is not known"),
         ({"module": {"restart": "always"}}, r"defaults\.module\.restart: "),
         ({"link": {"deliver": "at_least_once"}}, r"defaults\.link\.deliver: is not known"),
-        ({"link": {"ttl_s": "x"}}, r"defaults\.link\.ttl_s: is a number"),
-        ({"link": {"buffer": "shm:/x"}}, r"defaults\.link\.buffer: is journal:DIRECTORY"),
-        ({"link": []}, r"defaults\.link: is an object"),
-        (7, r"defaults: is an object"),
+        ({"link": {"ttl_s": "x"}}, r"defaults\.link\.ttl_s: must be a number"),
+        ({"link": {"buffer": "shm:/x"}}, r"defaults\.link\.buffer: must be journal:DIRECTORY"),
+        ({"link": []}, r"defaults\.link: must be an object"),
+        (7, r"defaults: must be an object"),
     ],
 )
 def test_what_is_wrong_in_defaults_is_told_there_also_where_no_entry_takes_it(
@@ -178,7 +178,7 @@ def test_what_is_wrong_in_an_included_file_is_told_with_its_name(tmp_path: Path)
     with pytest.raises(ConfigurationError, match=r"g\.json: modules\[0\]\.name: 'a' is the name of modules\[0\] of .*common"):
         read(file)
     write(tmp_path / "common.json", {"modules": 7})
-    with pytest.raises(ConfigurationError, match=r"common\.json: modules: is a list"):
+    with pytest.raises(ConfigurationError, match=r"common\.json: modules: must be a list"):
         read(file)
 
 

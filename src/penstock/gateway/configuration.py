@@ -433,7 +433,7 @@ def _buffer(place: Place) -> str:
     with place.checking():
         parsed = address.parse(text)
         if parsed.scheme != "journal" or parsed.topic:
-            place.fail("is journal:DIRECTORY, with ?retain_bytes= and ?retain_age_s= to bound it")
+            place.fail("must be journal:DIRECTORY, with ?retain_bytes= and ?retain_age_s= to bound it")
         for name, value in parsed.options.items():
             if name not in BUFFER_OPTIONS:
                 place.fail(f"a buffer has no option {name!r}; {nearest(name, BUFFER_OPTIONS)}")

@@ -43,7 +43,7 @@ def _property_rules(place: Place) -> dict[str, str | tuple[str, ...] | None]:
         elif value is None or isinstance(value, str):
             wanted[name] = value
         else:
-            place[name].fail(f"is a text, a list of texts or null, not {value!r}")
+            place[name].fail(f"must be a text, a list of texts or null, not {value!r}")
     return wanted
 
 

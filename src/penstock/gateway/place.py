@@ -67,7 +67,7 @@ class Place:
     def mapping(self) -> Mapping[str, Any]:
         """The value as an object."""
         if not isinstance(self.value, Mapping):
-            self.fail(f"is an object with named values, not {_kind(self.value)}")
+            self.fail(f"must be an object with named values, not {_kind(self.value)}")
         return self.value
 
     def items(self, key: str) -> list[Place]:
@@ -76,7 +76,7 @@ class Place:
             return []
         place = self[key]
         if not isinstance(place.value, list | tuple):
-            place.fail(f"is a list, not {_kind(place.value)}")
+            place.fail(f"must be a list, not {_kind(place.value)}")
         return [place[index] for index in range(len(place.value))]
 
     def only(self, *names: str) -> None:
@@ -94,7 +94,7 @@ class Place:
     def text(self) -> str:
         """A text that is not empty."""
         if not isinstance(self.value, str):
-            self.fail(f"is a text, not {_kind(self.value)}")
+            self.fail(f"must be a text, not {_kind(self.value)}")
         if not self.value or "\0" in self.value:
             self.fail("is empty" if not self.value else "holds a NUL")
         return self.value
@@ -113,7 +113,7 @@ class Place:
     def truth(self) -> bool:
         """True or false."""
         if not isinstance(self.value, bool):
-            self.fail(f"is true or false, not {_kind(self.value)}")
+            self.fail(f"must be true or false, not {_kind(self.value)}")
         return self.value
 
     def seconds(self, *, optional: bool = False) -> Any:
@@ -128,7 +128,7 @@ class Place:
         if self.value is None and optional:
             return None
         if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not math.isfinite(self.value):
-            self.fail(f"is a number, not {_kind(self.value)}")
+            self.fail(f"must be a number, not {_kind(self.value)}")
         if self.value < least:
             self.fail(f"is {self.value}; it must be {least} or more")
         return float(self.value)
@@ -138,7 +138,7 @@ class Place:
         if self.value is None and optional:
             return None
         if isinstance(self.value, bool) or not isinstance(self.value, int):
-            self.fail(f"is a whole number, not {_kind(self.value)}")
+            self.fail(f"must be a whole number, not {_kind(self.value)}")
         if not least <= self.value <= most:
             bounds = f"it must be {least} or more" if most == UNBOUNDED else f"{least} to {most} are allowed"
             self.fail(f"is {self.value}; {bounds}")

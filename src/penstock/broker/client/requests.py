@@ -267,7 +267,7 @@ def times_of(given: Iterable[int]) -> array[int]:
 def milliseconds(seconds: float, what: str) -> int:
     """Seconds as milliseconds, the unit of the protocol."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"{what} is a number of seconds, not {type(seconds).__name__}")
+        raise TypeError(f"{what} must be a number of seconds, not {type(seconds).__name__}")
     if not 0 <= seconds <= words.MAX_MILLISECONDS / 1000:
         raise InvalidArgument(f"{what}={seconds!r} must be 0 to {words.MAX_MILLISECONDS // 1000} seconds")
     return round(seconds * 1000)
@@ -278,7 +278,7 @@ def non_negative_int(number: int, what: str) -> int:
     try:
         found = operator.index(number)
     except TypeError:
-        raise TypeError(f"{what} is a whole number, not {number!r}") from None
+        raise TypeError(f"{what} must be a whole number, not {number!r}") from None
     if not 0 <= found <= words.MAX_NUMBER:
         raise InvalidArgument(f"{what}={number!r} must be 0 to {words.MAX_NUMBER}")
     return found
