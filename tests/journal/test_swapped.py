@@ -47,6 +47,21 @@ def test_nothing_is_written_to_or_removed_from_a_directory_that_took_its_place(t
         assert reader.frontier == 51 and bytes(reader.read(50)) == b"b" * 10_000
 
 
+def test_a_journal_goes_on_where_the_working_directory_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    with Journal("here", segment_bytes=SEGMENT, retain_bytes=3 * SEGMENT) as journal:
+        fill(journal, b"a", 10)
+        monkeypatch.chdir(tmp_path)
+        fill(journal, b"b")
+        journal.retain()
+        assert journal.first > 1
+        assert bytes(journal.read(50)) == b"b" * 10_000
+    assert not (tmp_path / "here").exists() and not verify(tmp_path / "a" / "here")
+
+
 def test_a_reader_goes_on_where_the_directory_was_moved_to(tmp_path: Path) -> None:
     here, other, moved = tmp_path / "here", tmp_path / "other", tmp_path / "moved"
     with Journal(other, segment_bytes=SEGMENT) as journal:
