@@ -30,8 +30,8 @@ Header copy(const std::uint8_t *at) {
 }
 
 // Only regular files: a link may lead anywhere, and opening a FIFO would wait for its other end.
-int open_regular(const std::string &path) {
-    int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+int open_regular(int directory, const std::string &name) {
+    int file = openat(directory, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (file < 0) {
         if (errno == ELOOP || errno == ENXIO) errno = EINVAL;
         return -1;
@@ -55,19 +55,19 @@ std::uint64_t data_end([[maybe_unused]] int file, off_t size) {
     return static_cast<std::uint64_t>(size);
 }
 
-bool read_file(const std::string &path, std::uint8_t *target, std::size_t bytes) {
-    int file = open_regular(path);
+bool read_file(int directory, const std::string &name, std::uint8_t *target, std::size_t bytes) {
+    int file = open_regular(directory, name);
     if (file < 0) return false;
     ssize_t got = pread(file, target, bytes, 0);
     ::close(file);
     return got == static_cast<ssize_t>(bytes);
 }
 
-bool read_file(const std::string &path, std::vector<std::uint8_t> &target) {
+bool read_file(int directory, const std::string &name, std::vector<std::uint8_t> &target) {
     struct stat status;
-    if (lstat(path.c_str(), &status) != 0 || status.st_size > max_summary_bytes) return false;
+    if (fstatat(directory, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 || status.st_size > max_summary_bytes) return false;
     target.resize(static_cast<std::size_t>(status.st_size));
-    return read_file(path, target.data(), target.size());
+    return read_file(directory, name, target.data(), target.size());
 }
 
 // The seal of a segment (its first 4096 bytes at `head`): only with a seal are its caches on disk. End 0: there is
@@ -80,8 +80,8 @@ Seal seal_of(const std::uint8_t *head) {
 
 }  // namespace
 
-std::shared_ptr<Mapping> Mapping::open(const std::string &path, std::uint64_t at_least) {
-    return map(open_regular(path), at_least);
+std::shared_ptr<Mapping> Mapping::open(int directory, const std::string &name, std::uint64_t at_least) {
+    return map(open_regular(directory, name), at_least);
 }
 
 std::shared_ptr<Mapping> Mapping::longer(std::uint64_t at_least) const {
@@ -143,7 +143,8 @@ std::unique_ptr<Reader> Reader::open(const std::string &directory, std::uint64_t
     auto reader = std::make_unique<Reader>();
     reader->directory_ = directory;
     reader->segment_bytes_ = segment_bytes;
-    reader->frontier_ = Mapping::open(directory + "/frontier", frontier_bytes);
+    reader->held_ = ::open(directory.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (reader->held_ >= 0) reader->frontier_ = Mapping::open(reader->held_, "frontier", frontier_bytes);
     if (!reader->frontier_) {
         problem = {Problem::system, "cannot open the journal's frontier file", directory + "/frontier", errno};
         return nullptr;
@@ -172,10 +173,18 @@ FrontierWords Reader::frontier(Problem &problem) const {
     return {};
 }
 
-std::string Reader::path_of(std::uint64_t first, std::uint32_t revision, const char *suffix) const {
+Reader::~Reader() {
+    if (held_ >= 0) ::close(held_);
+}
+
+std::string Reader::name_of(std::uint64_t first, std::uint32_t revision, const char *suffix) {
     char name[64];
-    std::snprintf(name, sizeof name, "/%020llu-%04u.%s", static_cast<unsigned long long>(first), revision, suffix);
-    return directory_ + name;
+    std::snprintf(name, sizeof name, "%020llu-%04u.%s", static_cast<unsigned long long>(first), revision, suffix);
+    return name;
+}
+
+std::string Reader::path_of(std::uint64_t first, std::uint32_t revision, const char *suffix) const {
+    return directory_ + "/" + name_of(first, revision, suffix);
 }
 
 // The frontier is read before the list of files, and is kept until the next refresh: a newer one may refer to a segment
@@ -203,8 +212,12 @@ bool Reader::gone(std::uint64_t first, std::uint32_t revision, Problem &problem)
 
 bool Reader::list() {
     std::map<std::uint64_t, std::uint32_t> seen;
-    DIR *directory = opendir(directory_.c_str());
-    if (!directory) return false;
+    int listed = openat(held_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *directory = listed < 0 ? nullptr : fdopendir(listed);
+    if (!directory) {
+        if (listed >= 0) ::close(listed);
+        return false;
+    }
     while (dirent *entry = readdir(directory)) {
         unsigned long long first;
         unsigned revision;
@@ -266,7 +279,7 @@ bool Reader::open_log(std::uint64_t first, bool active, Segment &segment, Proble
     segment.used = ++clock_;
     if (segment.log) return true;
     std::string path = path_of(first, segment.revision, "log");
-    segment.log = Mapping::open(path, active ? segment_bytes_ + (std::uint64_t{1} << 26) : 0);
+    segment.log = Mapping::open(held_, name_of(first, segment.revision, "log"), active ? segment_bytes_ + (std::uint64_t{1} << 26) : 0);
     if (!segment.log) {
         problem = {Problem::system, "cannot open a segment", path, errno};
         return false;
@@ -312,7 +325,7 @@ bool Reader::open_segment(std::uint64_t first, std::uint64_t next, Segment &segm
     if (gaps && !segment.seal.end) return rebuild(first, next, segment, view, problem);
     std::uint64_t count = gaps ? segment.seal.messages : end - first, expected = count * sizeof(IndexEntry);
     if (!segment.index || segment.index->bytes() < expected) {
-        segment.index = Mapping::open(path_of(first, segment.revision, "index"), active ? expected * 2 + (1 << 24) : 0);
+        segment.index = Mapping::open(held_, name_of(first, segment.revision, "index"), active ? expected * 2 + (1 << 24) : 0);
         segment.checked = false;
     }
     if (!segment.index || segment.index->file_bytes() < expected) return rebuild(first, next, segment, view, problem);
@@ -548,7 +561,7 @@ std::uint64_t Reader::find_time(std::int64_t stored_ns, std::uint32_t topic, Pro
     // A sealed segment knows its range, so most segments are skipped.
     auto may_hold = [&](std::uint64_t first, const Segment &segment) {
         std::uint8_t head[segment_header_bytes];
-        if (!read_file(path_of(first, segment.revision, "log"), head, sizeof head)) return true;
+        if (!read_file(held_, name_of(first, segment.revision, "log"), head, sizeof head)) return true;
         Seal seal = seal_of(head);
         return !seal.end || seal.greatest_stored_ns >= stored_ns;
     };
@@ -561,8 +574,8 @@ std::uint64_t Reader::find_ordinal(std::uint32_t topic, std::uint64_t ordinal, P
     auto may_hold = [&](std::uint64_t first, const Segment &segment) {
         std::uint8_t head[segment_header_bytes];
         std::vector<std::uint8_t> summary;
-        if (!read_file(path_of(first, segment.revision, "log"), head, sizeof head) || !seal_of(head).end ||
-            !read_file(path_of(first, segment.revision, "topics"), summary))
+        if (!read_file(held_, name_of(first, segment.revision, "log"), head, sizeof head) || !seal_of(head).end ||
+            !read_file(held_, name_of(first, segment.revision, "topics"), summary))
             return true;
         std::uint64_t messages = 0;
         const std::uint32_t seed = nonce_seed(copy<SegmentHeader>(head).nonce);

@@ -2,6 +2,7 @@
 //
 // Rules
 //   - One thread at a time (the bindings hold a lock); any number of readers in any number of processes, no locks.
+//   - Files are opened in the directory that was opened, wherever it is moved and whatever takes its place.
 //   - The size of a file is asked for before its mapping is touched, so that a truncated file is an error, not a fault.
 //   - An index entry is trusted if its checksum is right, so is a topic summary; a record if its own and its entry's are.
 //     Anything else is rebuilt in memory from the log, or reported; nothing is skipped because of an unchecked word.
@@ -26,7 +27,7 @@ namespace penstock::journal {
 class Mapping {
    public:
     // Null with errno set; EINVAL: no regular file, or a link.
-    static std::shared_ptr<Mapping> open(const std::string &path, std::uint64_t at_least);
+    static std::shared_ptr<Mapping> open(int directory, const std::string &name, std::uint64_t at_least);
     // The same file, which has grown beyond this mapping; by its descriptor, for another one may have its name by now.
     std::shared_ptr<Mapping> longer(std::uint64_t at_least) const;
     ~Mapping();
@@ -101,6 +102,10 @@ struct ReadResult {
 
 class Reader {
    public:
+    Reader() = default;
+    Reader(const Reader &) = delete;
+    Reader &operator=(const Reader &) = delete;
+    ~Reader();
     // Null with a problem filled in when the directory cannot be read.
     static std::unique_ptr<Reader> open(const std::string &directory, std::uint64_t segment_bytes, Problem &problem);
 
@@ -166,7 +171,10 @@ class Reader {
     bool read_log(std::uint64_t first, Segment &segment, std::vector<std::uint8_t> &bytes, Problem &problem);
     bool learn(TopicFilter &filter, std::uint32_t topic, Problem &problem);
 
+    static std::string name_of(std::uint64_t first, std::uint32_t revision, const char *suffix);
+
     std::string directory_;
+    int held_ = -1;  // the directory itself: what takes its place when it is moved is another journal
     std::uint64_t segment_bytes_ = 0;
     std::shared_ptr<Mapping> frontier_;
     std::map<std::uint64_t, Segment> segments_;  // by first position

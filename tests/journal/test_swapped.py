@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -46,15 +47,47 @@ def test_nothing_is_written_to_or_removed_from_a_directory_that_took_its_place(t
         assert reader.frontier == 51 and bytes(reader.read(50)) == b"b" * 10_000
 
 
-def test_a_directory_that_comes_back_is_written_on(tmp_path: Path) -> None:
+def test_a_journal_goes_on_where_the_working_directory_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    with Journal("here", segment_bytes=SEGMENT, retain_bytes=3 * SEGMENT) as journal:
+        fill(journal, b"a", 10)
+        monkeypatch.chdir(tmp_path)
+        fill(journal, b"b")
+        journal.retain()
+        assert journal.first > 1
+        assert bytes(journal.read(50)) == b"b" * 10_000
+    assert not (tmp_path / "here").exists() and not verify(tmp_path / "a" / "here")
+
+
+def test_a_reader_goes_on_where_the_directory_was_moved_to(tmp_path: Path) -> None:
+    here, other, moved = tmp_path / "here", tmp_path / "other", tmp_path / "moved"
+    with Journal(other, segment_bytes=SEGMENT) as journal:
+        fill(journal, b"o")
+    with Journal(here, segment_bytes=SEGMENT) as journal:
+        fill(journal, b"a", 20)
+        with Journal(here, mode="read") as reader:
+            here.rename(moved)
+            other.rename(here)
+            assert {bytes(reader.read(position))[:1] for position in range(1, 21)} == {b"a"}
+            moved.rename(tmp_path / "elsewhere")
+            fill(journal, b"b", 20)
+            assert [bytes(reader.read(position))[:1] for position in (20, 21, 40)] == [b"a", b"b", b"b"]
+
+
+def test_a_directory_that_comes_back_is_written_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     here, moved = tmp_path / "here", tmp_path / "moved"
     with Journal(here, segment_bytes=SEGMENT) as journal:
         fill(journal, b"a")
         journal.retain()
+        journal._trouble._period_s = math.inf
         here.rename(moved)
         here.mkdir()
         fill(journal, b"b")
         assert not list(here.iterdir())
+        assert sum("cannot begin a new segment" in text for text in caplog.messages) == 1, "not at each commit"
         here.rmdir()
         moved.rename(here)
         segments = len(list(here.glob("*.log")))
@@ -123,6 +156,8 @@ def test_work_that_had_begun_goes_on_where_the_directory_was_moved_to(
         with contextlib.suppress(OSError):
             journal.retain()
         assert disk.move is None, "it was moved"
+        read = [bytes(journal.read(position))[:1] for position in range(journal.first, 41)]
+        assert read == ([b"a"] * 10 + [b"b"] * 30)[journal.first - 1 :]
     assert state(here) == before
     assert not verify(moved)
     with Journal(moved, mode="read") as reader:

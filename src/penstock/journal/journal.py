@@ -35,6 +35,7 @@ from penstock.journal.transaction import Entry, Transaction
 from penstock.journal.upkeep import Full, Upkeep
 from penstock.printable import printable
 from penstock.quantities import check_duration, check_size
+from penstock.throttle import Throttle
 from penstock.topics import check_pattern, check_topic, matches
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class Journal(Reading):
         self._deleted: dict[str, QueueState] = {}
         self._dirty: set[str] = set()
         self._failures = 0
+        self._trouble = Throttle(LOG)
         self._upkeep = Upkeep(self._disk, self._retain_at_roll)
         self.recovery = recovery.Recovery()
         self._reader = None
@@ -455,7 +457,8 @@ class Journal(Reading):
             with self._lock.naming():
                 return self._begin_segment(replace_state)
         except OSError as error:
-            LOG.error("cannot begin a new segment%s: %s", self._going_on(), error)
+            told = LOG if self.writer.failed else self._trouble  # each commit tries again
+            told.error("cannot begin a new segment%s: %s", self._going_on(), error)
             return None
         finally:
             self._rolling = None

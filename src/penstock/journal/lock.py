@@ -42,6 +42,7 @@ class WriterLock:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._path = directory.absolute()  # the working directory may be changed
         self._file = -1
         self._held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -73,7 +74,7 @@ class WriterLock:
 
     def check(self) -> None:
         """Refuse another directory in the place of the one that is locked: its files are those of another journal."""
-        status = self._directory.stat()
+        status = self._path.stat()
         if (status.st_dev, status.st_ino) != self._key:
             text = "the journal's directory was moved away, and another one is in its place"
             raise FileNotFoundError(errno.ENOENT, text, str(self._directory))
