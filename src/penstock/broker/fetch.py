@@ -55,7 +55,7 @@ class RangeClient:
             answer = self._ask(self._hello)
             fields = dict(word.partition("=")[::2] for word in answer.split()[2:])
             if not fields.get("journal"):
-                raise ProtocolError(f"the server at {place} is not a broker: {answer[:100]!r}")
+                raise ProtocolError(f"what answers at {place} is no broker: {answer[:100]!r}")
             return fields["journal"]
         except BaseException:
             self.close()
