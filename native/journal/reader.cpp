@@ -29,6 +29,12 @@ Header copy(const std::uint8_t *at) {
     return header;
 }
 
+#ifdef O_PATH
+constexpr int held_flags = O_PATH | O_DIRECTORY | O_CLOEXEC;
+#else
+constexpr int held_flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+#endif
+
 // Only regular files: a link may lead anywhere, and opening a FIFO would wait for its other end.
 int open_regular(int directory, const std::string &name) {
     int file = openat(directory, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -143,7 +149,7 @@ std::unique_ptr<Reader> Reader::open(const std::string &directory, std::uint64_t
     auto reader = std::make_unique<Reader>();
     reader->directory_ = directory;
     reader->segment_bytes_ = segment_bytes;
-    reader->held_ = ::open(directory.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
+    reader->held_ = ::open(directory.c_str(), held_flags);
     if (reader->held_ >= 0) reader->frontier_ = Mapping::open(reader->held_, "frontier", frontier_bytes);
     if (!reader->frontier_) {
         problem = {Problem::system, "cannot open the journal's frontier file", directory + "/frontier", errno};
