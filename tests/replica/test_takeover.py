@@ -289,6 +289,6 @@ def test_a_group_is_written_as_one_host() -> None:
 @pytest.mark.parametrize("wrong", ["a:1/t,b:2/t", "a:1/t,broker://b:2/t", "a:1/t,b:2"])
 def test_a_group_has_one_topic(wrong: str) -> None:
     """What looks like a second address is not silently a part of the topic."""
-    with pytest.raises(InvalidArgument, match=r"written once, broker://A:PORT,B:PORT/NAME"):
+    with pytest.raises(InvalidArgument, match=r"write the name once, after the last host: broker://A:PORT,B:PORT/NAME"):
         penstock.address.parse(f"broker://{wrong}")
     assert penstock.address.parse("broker://a:1,b:2/of,two:parts").topic == "of,two:parts"

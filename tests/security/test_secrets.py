@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.address import NETWORK, parse, without_secrets
+from penstock.address import DEFAULT_PORTS, NETWORK, parse, without_secrets
 from penstock.broker import Client
 from penstock.errors import InvalidArgument
 from penstock.gateway import Gateway
@@ -65,7 +65,8 @@ def test_what_stands_before_a_host_is_a_secret_at_every_reach() -> None:
             parts = parse(f"{scheme}://{login}@h:1,g:2/a@b" if scheme != "tcp" else f"tcp://{login}@h:1")
             assert parts.host in ("h", "h:1,g") and SECRET not in str(parts)
             assert SECRET in parts.options["token" if login == SECRET else "password"]
-        for wrong in (f"{scheme}://me:{SECRET}@h", f"{scheme}://me:a/{SECRET}@h:1", f"{scheme}://{SECRET}@:1", f"{scheme}://{SECRET}@"):
+        no_port = [f"{scheme}://me:{SECRET}@h"] if scheme not in DEFAULT_PORTS else []
+        for wrong in (*no_port, f"{scheme}://me:a/{SECRET}@h:1", f"{scheme}://{SECRET}@:1", f"{scheme}://{SECRET}@"):
             with pytest.raises(InvalidArgument) as error:
                 parse(wrong)
             assert SECRET not in str(error.value)
