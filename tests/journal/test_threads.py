@@ -102,6 +102,34 @@ def test_closing_waits_for_a_segment_that_another_thread_has_begun(
         assert not again.verify()
 
 
+def test_who_waits_for_upkeep_while_its_thread_is_being_started_waits_for_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    waits: list[threading.Thread] = []
+    found: list[object] = []
+
+    def wait() -> None:
+        try:
+            found.append(journal.retain())
+        except Exception as error:
+            found.append(error)
+
+    def start_late(thread: threading.Thread) -> None:
+        if thread.name == "penstock-journal-seal" and not waits:
+            waits.append(threading.Thread(target=wait))
+            start(waits[0])
+            waits[0].join(0.3)  # where it does not wait for the start, it has ended by then
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    with Journal(tmp_path / "j", segment_bytes=65536) as journal:
+        while not waits:
+            journal.append("a", bytes(4096))
+        waits[0].join()
+    assert found == [0]
+
+
 def test_a_forked_child_can_let_go_of_a_journal_that_was_busy(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         queue = journal.queue("q")

@@ -42,6 +42,7 @@ class Upkeep:
         self._retain: Callable[[], object] | None = retain
         self._unsealed: list[Full] = []
         self._thread: threading.Thread | None = None
+        self._beginning = threading.Lock()  # held while a thread is started: one that is not cannot be waited for
         self.lock = threading.RLock()
 
     def hold(self, lock: WriterLock) -> None:
@@ -53,16 +54,19 @@ class Upkeep:
         if not self._disk.native:
             self._work(full)
             return
-        self._thread = threading.Thread(target=self._work, args=(full,), name="penstock-journal-seal")
+        thread = threading.Thread(target=self._work, args=(full,), name="penstock-journal-seal")
         try:
-            self._thread.start()
+            with self._beginning:
+                thread.start()
+                self._thread = thread
         except RuntimeError:  # the system allows no more threads
             self._thread = None
             self._work(full)
 
     def wait(self) -> None:
         """Wait until the work that was started is done."""
-        thread = self._thread  # not cleared: other threads that wait must find it too
+        with self._beginning:
+            thread = self._thread  # not cleared: other threads that wait must find it too
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -82,6 +86,7 @@ class Upkeep:
     def forget_locks(self) -> None:
         """Replace the locks in a forked child, where neither their holders nor the thread exist."""
         self.lock = threading.RLock()
+        self._beginning = threading.Lock()
         self._thread = None
 
     def _work(self, full: Full) -> None:
