@@ -18,7 +18,6 @@ from penstock.broker.endpoint import listen
 from penstock.broker.fetch import RangeClient
 from penstock.cli.silence import refuse_nobody
 from penstock.errors import InvalidArgument, RefusedError, describe
-from penstock.monitor.service import _listen as listen_for_pages
 from penstock.recording.recorder import _reach_broker
 from penstock.replica.client import Client as StoreClient
 from penstock.resolving import UnresolvedError, resolving
@@ -67,6 +66,13 @@ def asked_of_a_group(host: str) -> str:
     return asked(f"{host}:1,{host}")
 
 
+def listened_for_pages(host: str) -> str:
+    pytest.importorskip("uvicorn", reason="the extra monitor is not installed")
+    from penstock.monitor.service import _listen
+
+    return raised(lambda: _listen(host, 5000))
+
+
 PLACES: dict[str, Callable[[str], str]] = {
     "tcp subscriber": subscribed,
     "tcp publisher": lambda host: raised(lambda: penstock.publisher(f"tcp://{host}:5000", insecure=True)),
@@ -78,7 +84,7 @@ PLACES: dict[str, Callable[[str], str]] = {
     "client of brokers": asked_of_a_group,
     "reader of ranges": lambda host: raised(lambda: RangeClient(host, 5000, timeout=0.2)),
     "recorder": lambda host: raised(lambda: _reach_broker(f"broker://{host}:5000/t", 0.0)),
-    "page": lambda host: raised(lambda: listen_for_pages(host, 5000)),
+    "page": listened_for_pages,
     "store": lambda host: raised(StoreClient([(host, 4222)]).connection),
 }
 
