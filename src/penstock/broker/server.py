@@ -279,7 +279,7 @@ class Server:
 
     def _note_fault(self, where: str) -> None:
         log.exception("%s: internal error of the broker (%d so far)", where, self.internal_errors + 1)
-        self.internal_errors += 1  # after the line: whoever sees the number finds the reason
+        self.internal_errors += 1  # count after logging: who sees the count finds the line in the log
 
     def _pump(self) -> None:
         end = time.monotonic() + TURN_S
@@ -471,7 +471,7 @@ class Server:
         if now - self._told_failure > TELL_FAILURE_S:
             self._told_failure = now
             log.error("nothing can be stored now: %s", error)
-        self.failures += 1  # after the line: whoever sees the number finds the reason
+        self.failures += 1  # count after logging: who sees the count finds the line in the log
         self.broker.wants_room = self.broker.wants_room or full
         text = f"nothing was stored: {'the disk is full' if full else error.strerror or error}"
         code = "full" if full else "unavailable"

@@ -208,7 +208,8 @@ class ProcessModule(Module):
         if (error := self._start_error or self.dead) is not None:
             raise error
         if not answered:
-            log.warning("module %r: in start its process says more than its sinks take; nobody waits", self.name)
+            log.warning("module %r: in start() its process publishes more than its sinks accept; the gateway does not "
+                        "wait for it", self.name)  # fmt: skip
 
     def _await_start(self, until_s: float) -> bool:
         """Whether the process has answered. Not while a sink is full: that one may be started after this one."""
@@ -351,8 +352,8 @@ class ProcessModule(Module):
         if self._thread is not threading.current_thread():
             self._thread.join(self._launch.grace_period_s)
             if self._thread.is_alive():
-                log.warning("module %r: a sink stays full; what its process said last is published when there is room",
-                            self.name)  # fmt: skip
+                log.warning("module %r: a sink stays full; the last messages of its process are published when there "
+                            "is room", self.name)  # fmt: skip
 
     def _closing_killed(self) -> bool:
         return self.dead is None and self.process is not None and self.process.returncode == -signal.SIGKILL
