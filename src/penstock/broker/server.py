@@ -55,7 +55,14 @@ MAX_POLL_S = 5.0
 
 
 class Server:
-    """A broker that listens."""
+    """A broker that listens, with its journal in ``directory``.
+
+    ``port=0`` takes a free port: ``server.port`` says which. ``start()`` serves in a thread of its own and returns the
+    server, which a ``with`` block closes; ``run()`` serves in the calling thread until ``stop()``. ``tokens``: the file
+    that says who may do what; ``certificate`` and ``key``: TLS; ``client_authority``: clients need certificates of this
+    authority; ``insecure``: listen off loopback without tokens. ``drain_s``: how long ending waits for what is in
+    progress. Other options are those of the journal, and ``keep`` (``"1GiB"``, ``"7d"`` or ``"forever"``).
+    """
 
     def __init__(
         self,
