@@ -1,4 +1,4 @@
-# The commands: run, test, spark, build, check, pythons, bench, steady, wheel, docs, pictures, stress, audit, model, torture, clean. Each sets up what it needs.
+# The commands: run, test, spark, build, lint, check, pythons, bench, steady, wheel, wheel-test, docs, pictures, stress, audit, model, torture, clean. Each sets up what it needs.
 
 # PYTHON=/path/to/python3.13 picks an interpreter; each but python3 has an environment of its own, named by its version.
 PYTHON ?= python3

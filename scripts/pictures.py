@@ -39,7 +39,7 @@ def main() -> int:
             page = next(found[0] for line in demo.stdout if (found := re.findall(r"http://[\d.:]+\S*", line)))
             time.sleep(WARM_UP_S)  # the plots are of the last seconds
             _page(page)
-            _terminal([*PENSTOCK, "top", "--count", "4", "--every", "0.5"], environment)
+            _terminal([*PENSTOCK, "top", "--count", "4", "--every", "0.5", "--sort", "rate"], environment)
         finally:
             demo.terminate()
             demo.communicate()
@@ -47,10 +47,21 @@ def main() -> int:
 
 
 def _page(address: str) -> None:
+    """The page in the lowest window in which its graph and its list are not cut, without the empty space below."""
     with Browser(1400, 900) as browser:
         browser.open(address)
         time.sleep(6)
-        browser.screenshot(PICTURES / "page.png", whole=False)
+        if not any(_fits(browser, height) for height in range(800, 1300, 10)):
+            raise SystemExit("the page of the demo does not fit into a window of 1300 pixels")
+        bottom = browser.run("return Math.ceil(document.querySelector('footer').getBoundingClientRect().bottom)")
+        browser.screenshot(PICTURES / "page.png", whole=False, height=bottom)
+
+
+def _fits(browser: Browser, height: int) -> bool:
+    """Whether a window of this height shows the whole graph and the whole list of channels."""
+    browser.resize(1400, height)
+    parts = "['graph', 'channel-list'].map(name => document.getElementById(name))"
+    return bool(browser.run(f"return {parts}.every(part => part.scrollHeight <= part.clientHeight)"))
 
 
 def _terminal(command: list[str], environment: dict[str, str]) -> None:

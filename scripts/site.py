@@ -15,25 +15,48 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
-MODULES = {
-    "Opening a publisher or subscriber": "penstock.address",
-    "The contract": "penstock.channel",
-    "Bus": "penstock.bus",
-    "Shared memory": "penstock.shm",
-    "TCP": "penstock.tcp",
-    "Journal": "penstock.journal.journal",
-    "Queues of a journal": "penstock.journal.queue",
-    "Broker's client": "penstock.broker.client.clients",
-    "Client of calls": "penstock.calls.ask",
-    "Server of calls": "penstock.calls.answer",
-    "Gateway": "penstock.gateway.gateway",
-    "Modules of a gateway": "penstock.gateway.module",
-    "Bridge": "penstock.bridge.bridge",
-    "Recordings as tables": "penstock.recording.tables",
-    "Codecs of types": "penstock.types.codec",
-    "Clock": "penstock.clock",
-    "Errors": "penstock.errors",
+READY = "penstock.gateway.modules"  # their docstrings tell all: the methods are those of every module
+#: The pages of the API reference: a title, and modules or, after a colon, single names of a module.
+REFERENCE = {
+    "Opening a publisher or subscriber": ["penstock:publisher", "penstock:subscriber", "penstock.address"],
+    "The contract": ["penstock.channel"],
+    "Messages, batches and drafts": ["penstock._core:Message", "penstock._core:Batch", "penstock._core:Draft"],
+    "Bus": ["penstock.bus"],
+    "Shared memory": ["penstock.shm"],
+    "TCP": ["penstock.tcp"],
+    "Journal": ["penstock.journal.journal"],
+    "Queues of a journal": ["penstock.journal.queue"],
+    "Broker": [
+        "penstock.broker.server:Server",
+        "penstock.broker.limits:Limits",
+        "penstock.broker.connection:ConnectionLimits",
+    ],
+    "Broker's client": [
+        "penstock.broker.client.clients",
+        "penstock.broker.client.publisher:Publisher",
+        "penstock.broker.client.subscriber:Subscriber",
+    ],
+    "NATS": ["penstock.nats", "penstock.nats.publishing:Publisher", "penstock.nats.subscribing:Subscriber"],
+    "Client of calls": ["penstock.calls.ask"],
+    "Server of calls": ["penstock.calls.answer"],
+    "Gateway": ["penstock.gateway.gateway"],
+    "Modules of a gateway": ["penstock.gateway.module"],
+    "Ready modules of a gateway": [READY],
+    "Bridge": ["penstock.bridge.bridge"],
+    "Spark": ["penstock.spark", "penstock.spark.batches:arrow_batches"],
+    "Spark: payloads to columns": ["penstock.spark.decode"],
+    "Spark: pipelines": ["penstock.spark.pipelines"],
+    "Spark: the lake": ["penstock.spark.lake"],
+    "Monitor": ["penstock.monitor.service:Service"],
+    "Recordings as tables": ["penstock.recording.tables"],
+    "Codecs of types": ["penstock.types.codec"],
+    "Clock": ["penstock.clock"],
+    "Errors": ["penstock.errors"],
 }
+#: Of a class whose other public methods are for the rest of its room: what a program calls.
+METHODS = {"penstock.broker.server:Server": "run, start, stop, reload, close"}
+#: What a module offers and another page describes.
+ELSEWHERE = {"penstock.spark.pipelines": "archive, Archived, compact, history, read_all"}
 CONFIGURATION = """
 project = "Penstock"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
@@ -56,16 +79,40 @@ def main() -> int:
         shutil.copy(page, PAGES / page.name)
     (PAGES / "conf.py").write_text(CONFIGURATION)
     (PAGES / "api").mkdir()
-    for title, module in MODULES.items():
-        options = ":members:\n   :inherited-members: Exception, str, tuple"  # these have no methods of ours
-        directive = f"```{{eval-rst}}\n.. automodule:: {module}\n   {options}\n```"
-        (PAGES / "api" / f"{module}.md").write_text(f"# {title}\n\n{directive}\n")
+    for title, names in REFERENCE.items():
+        text = "\n\n".join(_ready() if names == [READY] else [_directive(name) for name in names])
+        (PAGES / "api" / f"{_page(names)}.md").write_text(f"# {title}\n\n{text}\n")
     (PAGES / "index.md").write_text((PAGES / "README.md").read_text() + _contents())
     (PAGES / "README.md").unlink()
     index = PAGES / "docs" / "README.md"
     index.write_text(index.read_text().replace("](../README.md)", "](../index.md)"))
     command = [sys.executable, "-m", "sphinx", "-q", "--fail-on-warning", "--keep-going", "-b", "html", PAGES, SITE]
     return subprocess.call(command, cwd=ROOT)
+
+
+def _page(names: list[str]) -> str:
+    """The name of the page that begins with these modules or names."""
+    return names[0].replace(":", ".")
+
+
+def _directive(name: str) -> str:
+    """A module with all of its public names, or one name of it."""
+    module, _, one = name.partition(":")
+    kind = "automodule" if not one else "autoclass" if one[0].isupper() else "autofunction"
+    # the classes named last have no methods of ours
+    options = f":members: {METHODS.get(name, '')}\n   :inherited-members: Exception, str, tuple"
+    if kind == "autofunction":
+        options = ""
+    elif module in ELSEWHERE:
+        options += f"\n   :exclude-members: {ELSEWHERE[module]}"
+    return f"```{{eval-rst}}\n.. {kind}:: {f'{module}.{one}' if one else module}\n   {options}\n```"
+
+
+def _ready() -> list[str]:
+    """The docstring of each ready module, under the name by which a gateway's file finds it."""
+    names = sorted(path.stem for path in (ROOT / "src" / "penstock" / "gateway" / "modules").glob("[a-z]*.py"))
+    modules = [READY, *(f"{READY}.{name}" for name in names)]
+    return [f"## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n```" for name in modules]
 
 
 def _contents() -> str:
@@ -76,7 +123,7 @@ def _contents() -> str:
         "Documents": ["docs/README", *(f"docs/{name}" for name in named if not name.startswith("design/"))],
         "Examples": sorted(str(page.relative_to(ROOT).with_suffix("")) for page in (ROOT / "examples").rglob("*.md")),
         "Design": ["ARCHITECTURE", *(f"docs/design/{page}" for page in designs)],
-        "API": [f"api/{module}" for module in MODULES.values()],
+        "API": [f"api/{_page(names)}" for names in REFERENCE.values()],
         "Project": ["CONTRIBUTING", "CHANGELOG"],
     }
     trees = ""

@@ -561,7 +561,7 @@ class Subscriber(Handle, Generic[T]):
         if not self._told_ns or now - self._told_ns >= LOG_FAILURES_S * 1e9:
             self._told_ns = now
             logger.exception("%r: %s (%d times so far)", self, what, self._failures + 1)
-        self._failures += 1  # after the line: whoever sees the number finds the reason
+        self._failures += 1  # count after logging: who sees the count finds the line in the log
 
     @property
     def errors(self) -> int:

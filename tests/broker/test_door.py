@@ -97,6 +97,13 @@ def test_options_of_a_queue_are_of_their_type(options: dict[str, Any]) -> None:
         client.queue("q", **options)
 
 
+def test_an_option_that_a_queue_does_not_have_is_refused_by_name() -> None:
+    with Client() as client, pytest.raises(InvalidArgument, match=r"'ack_timeout'; did you mean ack_timeout_s"):
+        client.queue("q", ack_timeout=3)
+    with pytest.raises(InvalidArgument, match=r"'ack_timeout'; did you mean ack_timeout_s"):
+        penstock.broker.Subscriber(queue="q", ack_timeout=3)
+
+
 def test_a_message_is_due_at_one_time() -> None:
     with Client() as client:
         with pytest.raises(InvalidArgument, match="both say when"):

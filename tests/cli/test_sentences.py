@@ -179,3 +179,14 @@ def test_a_folder_is_found_whatever_the_locale_and_named_where_it_cannot_be(fold
     assert done.returncode == 0 and '"a"' in done.stdout, done.stderr
     (folder / "né").rename(folder / "bad\udcff")
     assert r"bad\udcff: the path of a journal must be UTF-8" in sentence(folder, USAGE, "journal", "cat", "bad\udcff")
+
+
+@pytest.mark.parametrize("command", [("sub", "journal:j#a", "--from", "start", "--timeout", "1"), ("journal", "cat", "j")])
+def test_damage_comes_with_its_remedy(folder: Path, command: tuple[str, ...]) -> None:
+    with Journal(folder / "j") as journal:
+        for number in range(20):
+            journal.append("a", b"message %d" % number)
+    (log,) = (folder / "j").glob("*.log")
+    log.write_bytes(log.read_bytes().replace(b"message 7", b"message 8"))
+    told = sentence(folder, FAILED, *command)
+    assert told.count("penstock journal repair ") == 1 and "positions 8 to 8 are damaged" in told

@@ -115,9 +115,9 @@ def test_a_library_that_does_not_fit_is_refused(compiled: Compile) -> None:
         with pytest.raises(ConfigurationError, match="exports no penstock_module"):
             gateway.add_module("other", compiled("int nothing;"), loader="native")
         nothing = '#include "penstock_module.h"\nconst penstock_module_api *penstock_module(void) { return 0; }'
-        with pytest.raises(ConfigurationError, match="gave null"):
+        with pytest.raises(ConfigurationError, match="returned null"):
             gateway.add_module("null", compiled(nothing), loader="native")
-        with pytest.raises(ModuleError, match=r"create of .* gave null"):
+        with pytest.raises(ModuleError, match=r"create\(\) of .* returned null"):
             gateway.add_module("refusing", compiled(), "refuse", loader="native")
         assert gateway.module_list() == []
 

@@ -133,6 +133,7 @@ def test_a_logger_without_a_file_logs_to_standard_error(tmp_path: Path) -> None:
         eventually(lambda: errors.read_text().count('"tick"') >= 3)
         process.terminate()
         process.communicate(timeout=60)
+    assert "g.json: 2 modules, 1 link, running" in errors.read_text()
     lines = [json.loads(line.removeprefix("penstock: ")) for line in errors.read_text().splitlines() if "{" in line]
     assert [line["properties"]["tick"] for line in lines] == ["1", "2", "3"]
     assert {line["source"] for line in lines} == {"timer"}

@@ -274,7 +274,7 @@ def test_bad_arguments_name_what_is_wrong(tmp_path: Path) -> None:
         for position in (0, -1, 2**63):
             with pytest.raises(InvalidArgument):
                 journal.read(position)
-        with pytest.raises(LookupError, match="frontier is 1"):
+        with pytest.raises(LookupError, match="next position is 1"):
             journal.read(1)
         with pytest.raises(InvalidArgument):
             journal.commit(states=[(70_000, b"")])

@@ -108,10 +108,14 @@ class Browser:
     def _cdp(self, command: str, **parameters: Any) -> Any:
         return self._call("POST", f"{self._session}/goog/cdp/execute", {"cmd": command, "params": parameters})
 
-    def screenshot(self, path: Path, whole: bool = True) -> None:
-        """The whole page, or what the window shows."""
+    def screenshot(self, path: Path, whole: bool = True, height: int | None = None) -> None:
+        """The whole page, or what the window shows, or only the upper ``height`` pixels of it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        shot = self._cdp("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        clip = {}
+        if height is not None:
+            width = self.run("return window.innerWidth")
+            clip = {"clip": {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}}
+        shot = self._cdp("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **clip)
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def log(self) -> list[Any]:

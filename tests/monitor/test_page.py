@@ -252,13 +252,13 @@ def test_rates_move_the_plots_and_the_graph(service: Service, browser: Browser, 
     assert drawn
 
 
-def test_alarm_when_the_books_do_not_close(service: Service, browser: Browser, plant: Handles, name: str) -> None:
+def test_alarm_when_a_ledger_does_not_balance(service: Service, browser: Browser, plant: Handles, name: str) -> None:
     browser.open(service.url)
     wait_for(browser, name)
     assert browser.run("return document.getElementById('alarm').hidden")
     plant.do(f"add {name}/subscriber delivered 5000")
     text = browser.until("const a = document.getElementById('alarm'); return a.hidden ? '' : a.textContent")
-    assert name in text and "not close" in text
+    assert name in text and "does not balance" in text
 
 
 #: No box of the drawing over another, no text of the page outside of its window, nothing to scroll sideways.
@@ -731,7 +731,7 @@ def test_the_console_is_silent(service: Service, browser: Browser) -> None:
 
 def test_all_views_are_in_sight_with_a_long_status(service: Service, browser: Browser) -> None:
     hidden = (
-        "document.getElementById('status').textContent = 'books do not close: 1000 in trouble';"
+        "document.getElementById('status').textContent = 'ledger does not balance: 1000 in trouble';"
         "const nav = document.querySelector('nav');"
         "return [...nav.querySelectorAll('a')].filter(a => a.getBoundingClientRect().right > innerWidth).length"
         " + (nav.scrollWidth > nav.clientWidth + 1 ? 1 : 0)"

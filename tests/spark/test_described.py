@@ -207,7 +207,7 @@ def test_what_nobody_described_is_refused(spark, tmp_path):
         load(spark, tmp_path / "j").collect()
     with pytest.raises(InvalidArgument, match="decode='always' is not a choice; valid: auto, none"):
         described.texts_of({"decode": "always"})
-    with pytest.raises(InvalidArgument, match="'value' is there with the option decode=auto"):
+    with pytest.raises(InvalidArgument, match="'value' exists only with the option decode=auto"):
         columns.choose("topic,value")
 
 

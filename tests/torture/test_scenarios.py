@@ -24,16 +24,16 @@ HERE = [name for name in torture.SCENARIOS if name not in ("spark", "replica", "
 def test_scenario(scenario: str, kills: int | None, seed: int, tmp_path: Path) -> None:
     report = torture.run(scenario, kills or 20, seed, tmp_path)
     print(report.text())
-    assert report.whole, report.text()
+    assert report.passed, report.text()
 
 
 def test_a_broken_promise_is_told(tmp_path: Path) -> None:
     report = torture.Report("shm", 5, 7, tmp_path)
-    assert not report.whole, "no check is no proof"
+    assert not report.passed, "no check is no proof"
     report.check("one", 1, True)
-    assert report.whole
+    assert report.passed
     report.check("two", "3 lost", False)
-    assert not report.whole
+    assert not report.passed
     assert "FAIL  two  3 lost" in report.text() and "--seed 7" in report.text()
 
 
@@ -43,10 +43,10 @@ def test_a_leak_of_descriptors_is_seen_and_a_connection_that_comes_and_goes_is_n
     leaks, settles = (torture.Report("broker", 20, 7, tmp_path) for _ in range(2))
     later = iter([43, 44, 42])
     settles.check_descriptors("clients", [38, 42, 40, *([44] * 17)], lambda: next(later))
-    assert settles.whole
+    assert settles.passed
     monkeypatch.setattr("penstock.torture.report.SETTLE_S", 0)
     leaks.check_descriptors("clients", list(range(40, 60)), lambda: 60)
-    assert not leaks.whole
+    assert not leaks.passed
 
 
 def test_a_wrong_byte_is_seen() -> None:

@@ -281,7 +281,7 @@ class Bridge:
         except BaseException as error:
             logger.error("%r ended: %s: %s", self, type(error).__name__, error)
             self._failure = error
-            self._counters.add("errors", 1)  # after the line: whoever sees the number finds the reason
+            self._counters.add("errors", 1)  # count after logging: who sees the count finds the line in the log
         finally:
             self._ended.set()
 

@@ -202,7 +202,7 @@ class RangeClient:
         self._send(f"LOAD {transaction} {length}\n".encode() + head, index, data)
         answer = self._answer()
         if answer != f"STAGED {count}":
-            raise ProtocolError(f"the broker did not answer LOAD of {count} messages but {answer[:100]!r}")
+            raise ProtocolError(f"unexpected answer of the broker to LOAD of {count} messages: {answer[:100]!r}")
         return count
 
     def commit(self, transaction: str, parts: Iterable[str] = ()) -> tuple[int, int, bool]:
@@ -211,7 +211,7 @@ class RangeClient:
         verb, span, *again = [*answer.split(), "", ""][:3]
         first, _, last = span.partition("-")
         if verb != "COMMITTED":
-            raise ProtocolError(f"the broker did not answer COMMIT but {answer[:100]!r}")
+            raise ProtocolError(f"unexpected answer of the broker to COMMIT: {answer[:100]!r}")
         return _number(first), _number(last), again != [""]
 
     def abort(self, transaction: str) -> None:

@@ -132,7 +132,7 @@ class Range:
             if name not in (*COLUMNS, *MORE_COLUMNS):
                 raise InvalidArgument(f"column {name!r} is not known; {nearest(name, (*COLUMNS, *MORE_COLUMNS))}")
             if name == "stored_ns" and not self.has_stored:
-                raise InvalidArgument("the times of storing are there if they are asked for: fetch(..., stored=True)")
+                raise InvalidArgument("stored_ns was not fetched: fetch(..., stored=True)")
         return pyarrow.record_batch([self._column(name) for name in columns], names=list(columns))
 
     def _column(self, name: str) -> Any:

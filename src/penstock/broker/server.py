@@ -55,7 +55,14 @@ MAX_POLL_S = 5.0
 
 
 class Server:
-    """A broker that listens."""
+    """A broker that listens, with its journal in ``directory``.
+
+    ``port=0`` takes a free port: ``server.port`` says which. ``start()`` serves in a thread of its own and returns the
+    server, which a ``with`` block closes; ``run()`` serves in the calling thread until ``stop()``. ``tokens``: the file
+    that says who may do what; ``certificate`` and ``key``: TLS; ``client_authority``: clients need certificates of this
+    authority; ``insecure``: listen off loopback without tokens. ``drain_s``: how long ending waits for what is in
+    progress. Other options are those of the journal, and ``keep`` (``"1GiB"``, ``"7d"`` or ``"forever"``).
+    """
 
     def __init__(
         self,
@@ -279,7 +286,7 @@ class Server:
 
     def _note_fault(self, where: str) -> None:
         log.exception("%s: internal error of the broker (%d so far)", where, self.internal_errors + 1)
-        self.internal_errors += 1  # after the line: whoever sees the number finds the reason
+        self.internal_errors += 1  # count after logging: who sees the count finds the line in the log
 
     def _pump(self) -> None:
         end = time.monotonic() + TURN_S
@@ -471,7 +478,7 @@ class Server:
         if now - self._told_failure > TELL_FAILURE_S:
             self._told_failure = now
             log.error("nothing can be stored now: %s", error)
-        self.failures += 1  # after the line: whoever sees the number finds the reason
+        self.failures += 1  # count after logging: who sees the count finds the line in the log
         self.broker.wants_room = self.broker.wants_room or full
         text = f"nothing was stored: {'the disk is full' if full else error.strerror or error}"
         code = "full" if full else "unavailable"

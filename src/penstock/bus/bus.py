@@ -120,7 +120,8 @@ class Bus(_native.Bus):
             for other in self._publishers:
                 if other is not publisher and other.id == publisher.id and not other.closed:
                     raise RefusedError(
-                        f"id {publisher.id} of bus {self.name!r} has another publisher: a durable one is the only one"
+                        f"id {publisher.id} of bus {self.name!r} has another publisher; a durable publisher must be "
+                        "the only one of its id"
                     )
             self._claimed[publisher.id] = weakref.ref(publisher)
 

@@ -275,7 +275,7 @@ class Server(Handle):
                 if self._closed.is_set():
                     return
                 logger.warning("%s: %s", self.address, error)
-                self._counters.add("errors")  # after the line: whoever sees the number finds the reason
+                self._counters.add("errors")  # count after logging: who sees the count finds the line in the log
                 self._closed.wait(0.1)
                 continue
             if request is None:

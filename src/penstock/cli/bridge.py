@@ -63,7 +63,7 @@ def bridge(
         except exits.STOPPED:  # the usual end
             pass
         if not quiet:
-            _tell(carrying, as_json)
+            _print_counts(carrying, as_json)
 
 
 def _serve(carrying: Bridge, report: float, as_json: bool) -> None:
@@ -71,10 +71,10 @@ def _serve(carrying: Bridge, report: float, as_json: bool) -> None:
     carrying.start()
     while not carrying.wait(report or 60.0):
         if report:
-            _tell(carrying, as_json)
+            _print_counts(carrying, as_json)
 
 
-def _tell(carrying: Bridge, as_json: bool) -> None:
+def _print_counts(carrying: Bridge, as_json: bool) -> None:
     ledger, before = carrying.ledger, carrying.subscriber.ledger
     if as_json:
         measured = carrying.latency

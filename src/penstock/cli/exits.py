@@ -34,7 +34,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from penstock.cli.signals import ENDING, handle
-from penstock.errors import InvalidArgument, PenstockError, describe, nearest
+from penstock.errors import CorruptionError, InvalidArgument, PenstockError, describe, nearest
 from penstock.printable import printable
 
 __all__ = [
@@ -331,7 +331,19 @@ def guard(extras: dict[str, str]) -> Iterator[None]:
         if os.environ.get("PENSTOCK_DEBUG"):
             raise
         _print_error(error)
+        if isinstance(error, CorruptionError):
+            _print_remedy(error)
         raise typer.Exit(_code(error)) from None
+
+
+def _print_remedy(error: CorruptionError) -> None:
+    """How to repair the journal in which the damage is, unless the error says so itself."""
+    from penstock.journal.layout import MARKER_NAME
+    from penstock.journal.recovery import mended_by
+
+    directory = os.path.dirname(error.place or "")
+    if os.path.exists(os.path.join(directory, MARKER_NAME)) and (remedy := mended_by(directory)) not in str(error):
+        told(remedy)
 
 
 def _code(error: BaseException) -> int:

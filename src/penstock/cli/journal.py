@@ -113,7 +113,7 @@ def verify(directory: Directory, as_json: Json = False) -> None:
         exits.told(f"{places} damaged; {mended_by(directory)}")
         raise typer.Exit(exits.WRONG)
     if not as_json:
-        print("whole")
+        print("no damage")
 
 
 @app.command()
@@ -137,7 +137,7 @@ def repair(directory: Directory, as_json: Json = False) -> None:
     lost = sum(last - first + 1 for first, last in report.lost)
     for first, last in report.lost:
         print(f"lost: positions {first} to {last}")
-    print(f"{report.kept_messages} messages kept, {lost} lost" if not report.whole else "whole, nothing to do")
+    print(f"{report.kept_messages} messages kept, {lost} lost" if not report.whole else "no damage, nothing to do")
 
 
 @app.command()

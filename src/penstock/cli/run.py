@@ -31,6 +31,7 @@ from penstock.gateway.endpoint import is_durable
 from penstock.gateway.links import DEFAULT, STAR, Delivery, Link, LinkTable, drain_order
 from penstock.gateway.loaders import recipe
 from penstock.gateway.schema import schema
+from penstock.quantities import number_of
 from penstock.secrecy import hidden_values, without_secrets
 from penstock.throttle import Throttle
 
@@ -133,7 +134,8 @@ def _serve(
                 if admin is not None:
                     beside.callback(_admin(gateway, admin).close)
             gateway.start()
-            _print_line(f"{file}: {len(configuration.modules)} modules, {len(configuration.links)} links, running")
+            modules = number_of(len(configuration.modules), "module")
+            _print_line(f"{file}: {modules}, {number_of(len(configuration.links), 'link')}, running")
             with exits.undisturbed():
                 if watch:
                     looks = Watch(file, lambda: gateway._applied, lambda names: asked.put(("reload", names)))

@@ -140,7 +140,7 @@ class Watch:
         self._changed = changed
         self._ending = threading.Event()
         self._seen: dict[str, tuple[int, int]] = {}
-        self._seen = self._look()
+        self._seen = self._file_stamps()
         self._thread = threading.Thread(target=self._run, name="gateway watch", daemon=True)
         self._thread.start()
 
@@ -151,7 +151,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._ending.wait(0.5):
-            now = self._look()
+            now = self._file_stamps()
             if now != self._seen:
                 before, self._seen = self._seen, now
                 different = {path for path in now if now[path] != before.get(path)}
@@ -160,7 +160,7 @@ class Watch:
                 if names or not different.isdisjoint(self._files()):
                     self._changed(names)
 
-    def _look(self) -> dict[str, tuple[int, int]]:
+    def _file_stamps(self) -> dict[str, tuple[int, int]]:
         found = {}
         for path in (*self._files(), *self._code(), *self._process_code()):
             try:

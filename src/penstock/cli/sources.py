@@ -153,10 +153,10 @@ class Reader:
                 return True
             elif timeout is not None and now - printed_at >= timeout:
                 return False
-            self.seldom(self._look)
+            self.seldom(self._update_sources)
         return True
 
-    def _look(self) -> None:
+    def _update_sources(self) -> None:
         if not self.to_the_end or not self.sources:
             self.sources += self.join()
         self._tell_silence()

@@ -46,7 +46,7 @@ def why(
     else:
         console = show.console()
         for finding in findings:
-            mark = Text("!!", style="red") if finding.grave else Text("ok", style="green")
+            mark = Text("!!", style="red") if finding.grave else Text("--", style="dim")  # a fact, good or bad
             show.print_indented(console, mark, finding.text)
             if finding.remedy:
                 show.print_indented(console, Text("   ->"), finding.remedy)

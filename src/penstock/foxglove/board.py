@@ -69,7 +69,7 @@ class Shown:
         if not self._told_at or now - self._told_at >= LOG_FAILURES_S:
             self._told_at = now
             logger.warning("%s: a message is not shown: %s (%d so far)", self.source, refused, self.failures + 1)
-        self.failures += 1  # after the line: whoever sees the number finds the reason
+        self.failures += 1  # count after logging: who sees the count finds the line in the log
 
     def send(self, message: Any, place: Place | None = None) -> str | None:
         """Send it to the viewers; the reason if it does not match its schema. A text: the error itself would keep the

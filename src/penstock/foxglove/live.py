@@ -133,11 +133,11 @@ class Live:
             same = self._publishers.get(address) == publishers
             self._looks[address] = self._looks.get(address, 0) + 1 if same else 1
             try:
-                schema, sample = self._look(address)
+                schema, sample = self._find_schema(address)
                 self._failed.pop(address, None)
             except (PenstockError, OSError) as error:
                 if address not in self._silent:  # that nobody publishes there was reported before
-                    self._tell(address, f"{describe(error)}; waiting, and it is shown when somebody is there")
+                    self._warn_once(address, f"{describe(error)}; waiting, and it is shown when somebody is there")
                 self._look_again[address] = time.monotonic() + LOOK_AGAIN_S
                 self._looks[address] = 0
                 if address not in self._named:
@@ -148,14 +148,14 @@ class Live:
         self._publishers[address] = publishers
         line = self._lines[address] = _with_current(self._lines.get(address, ()), schema)
         if self.board.show(address, topic_of(address), line, sample) is None:
-            self._tell(address, "there are too many topics; it is not shown")
+            self._warn_once(address, "there are too many topics; it is not shown")
 
     def _looked(self, address: str, publishers: frozenset[object], shown: Shown | None) -> bool:
         """Whether its publishers are the same as at the last look, and there were enough looks since they came."""
         same = shown is not None and self._publishers.get(address) == publishers
         return same and self._looks[address] >= LOOKS
 
-    def _look(self, address: str) -> tuple[str | None, Any]:
+    def _find_schema(self, address: str) -> tuple[str | None, Any]:
         """The schema of its messages, and for images a sample, which says whether they are pictures or point clouds."""
         parts = parse(address)
         scheme = parts.scheme
@@ -184,7 +184,7 @@ class Live:
             said = "%s: nobody publishes there; waiting, and it is shown when somebody does"
             logger.warning(said, without_secrets(address))
 
-    def _tell(self, address: str, why: str) -> None:
+    def _warn_once(self, address: str, why: str) -> None:
         """Log a reason once."""
         if self._failed.get(address) != why:
             self._failed[address] = why
@@ -260,7 +260,7 @@ class _Reader:
         before = self.shown
         if before.send(message) is None:
             return
-        self._look(subscriber)
+        self._refresh_schema(subscriber)
         deadline = time.monotonic() + AGAIN_S
         while self.schema not in (None, _newest(before.line)) and self.shown is before and not self._stop.is_set():
             if time.monotonic() > deadline:
@@ -269,7 +269,7 @@ class _Reader:
         self._await_viewers()
         self.shown.log(message)
 
-    def _look(self, subscriber: Any, every_s: float = LOOK_S) -> None:
+    def _refresh_schema(self, subscriber: Any, every_s: float = LOOK_S) -> None:
         if time.monotonic() - self._looked_at < every_s:
             return
         self._looked_at = time.monotonic()
@@ -280,7 +280,7 @@ class _Reader:
         try:
             with contextlib.suppress(ClosedError), penstock.subscriber(self._address) as subscriber:
                 while not self._stop.is_set():
-                    self._look(subscriber, 1.0)
+                    self._refresh_schema(subscriber, 1.0)
                     self._await_viewers()
                     for message in subscriber.read_many(BATCH, WAIT_S):
                         if not self._live.paused:

@@ -68,7 +68,7 @@ class Server:
         if recording is None:
             self.live = Live(self.board, addresses, paused=paused)
         else:
-            self.playback = Playback(self.board, recording, self._tell, self._warn, paused=paused, loop=loop)
+            self.playback = Playback(self.board, recording, self._broadcast_state, self._warn, paused=paused, loop=loop)
 
     def __enter__(self) -> Server:
         more: dict[str, Any] = {}
@@ -158,16 +158,16 @@ class Server:
             if self.live is not None:
                 self.live.paused = value
             elif self.playback is not None:
-                self._tell(self.playback.control(paused=value))
+                self._broadcast_state(self.playback.control(paused=value))
         elif name == "speed" and isinstance(value, int | float) and self.playback is not None:
-            self._tell(self.playback.control(speed=float(value)))
+            self._broadcast_state(self.playback.control(speed=float(value)))
 
     def tell_parameters(self) -> None:
         """The parameters have changed by other means: tell those who show them."""
         if self._server is not None:
             self._server.publish_parameter_values(self.parameters())
 
-    def _tell(self, state: State) -> None:
+    def _broadcast_state(self, state: State) -> None:
         server = self._server
         if server is not None:
             server.broadcast_time(state.now_ns)

@@ -49,7 +49,7 @@ class Admin:
         self._closed = False
         self._socket = _bound(self.path)
         for event in Event:
-            gateway.add_event_callback(event, self._tell)
+            gateway.add_event_callback(event, self._send_event)
         self._thread = threading.Thread(target=self._accept, name=f"{gateway.name} admin reader", daemon=True)
         self._thread.start()
 
@@ -155,7 +155,7 @@ class Admin:
 
     # ---- events
 
-    def _tell(self, _: Any, event: Event, context: Any, __: Any) -> None:
+    def _send_event(self, _: Any, event: Event, context: Any, __: Any) -> None:
         with self._lock:
             listeners = list(self._listeners)
         if event is Event.MODULE_LIST_CHANGED:

@@ -833,7 +833,7 @@ def log_failure(worker: Worker, step: str, error: BaseException) -> None:
     if worker.failed == 0:
         log.error("module %r failed in %s: %s", worker.name, step, reason_of(error))
         log.debug("module %r: where it failed", worker.name, exc_info=error)
-    worker.count_failure()  # after the line: whoever sees the number finds the reason
+    worker.count_failure()  # count after logging: who sees the count finds the line in the log
 
 
 def _after_fork() -> None:

@@ -138,7 +138,10 @@ class Unframer:
         self._parts, self._bytes_left = [], 0
         content = piece[PIECE_HEAD_SIZE:]
         if size > MAX_FRAME_BYTES or not 0 < len(content) <= left:
-            raise ProtocolError(f"a piece of {len(content)} bytes of a frame of {size}")
+            raise ProtocolError(
+                f"invalid piece of a frame: {len(content)} bytes, where {left} of {size} are missing and a frame has "
+                f"at most {MAX_FRAME_BYTES}"
+            )
         parts.append(content)
         if len(content) == left:
             return GatewayMessage.from_frame(b"".join(parts))

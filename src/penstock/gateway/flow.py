@@ -71,20 +71,20 @@ class Uncounted:
     def add(self, source: Output, sink: Worker) -> None:
         """A link without counters was added."""
         self._links.add((source, sink))
-        self._tell()
+        self._update_counters()
 
     def discard(self, source: Output, sink: Worker) -> None:
         """A link was removed, or has counters now."""
         if (source, sink) in self._links:
             self._links.discard((source, sink))
-            self._tell()
+            self._update_counters()
 
     def close(self) -> None:
         """All links are gone."""
         self._links.clear()
-        self._tell()
+        self._update_counters()
 
-    def _tell(self) -> None:
+    def _update_counters(self) -> None:
         if not self._links:
             if self._counters is not None:
                 self._counters.close()

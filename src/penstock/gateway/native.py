@@ -75,7 +75,7 @@ def load(entrypoint: Place) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     function.restype = ctypes.POINTER(_Api)
     table = function()
     if not table:
-        entrypoint.fail(f"{path}: penstock_module gave null")
+        entrypoint.fail(f"{path}: penstock_module() returned null")
     api = table.contents
     if api.version != VERSION:
         entrypoint.fail(f"{path} was compiled for version {api.version} of the interface; this gateway has {VERSION}")
@@ -111,12 +111,12 @@ class NativeModule(Module):
         super().create(broker, configuration)
         self._module = self._api.create(ctypes.byref(self._host), None, configuration.encode())
         if not self._module:
-            raise RuntimeError(f"create of {self._path} gave null")
+            raise RuntimeError(f"create() of {self._path} returned null: it could not make the module")
 
     def start(self) -> None:
         """Call the library's start, where it has one."""
         if self._api.start and (status := self._api.start(self._module)):
-            raise RuntimeError(f"start of {self._path} gave {status}")
+            raise RuntimeError(f"start() of {self._path} failed with status {status}")
 
     def receive(self, message: GatewayMessage) -> None:
         """Lend the message to the library for one call."""

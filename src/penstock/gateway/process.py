@@ -208,7 +208,8 @@ class ProcessModule(Module):
         if (error := self._start_error or self.dead) is not None:
             raise error
         if not answered:
-            log.warning("module %r: in start its process says more than its sinks take; nobody waits", self.name)
+            log.warning("module %r: in start() its process publishes more than its sinks accept; the gateway does not "
+                        "wait for it", self.name)  # fmt: skip
 
     def _await_start(self, until_s: float) -> bool:
         """Whether the process has answered. Not while a sink is full: that one may be started after this one."""
@@ -346,13 +347,13 @@ class ProcessModule(Module):
             self._send(control.Destroy())
         self._end_process()
         if self._closing_killed():
-            self._tell(StepFailed("its process did not end in order; it was killed", "stop"))
+            self._report_failure(StepFailed("its process did not end in order; it was killed", "stop"))
         self._wake()
         if self._thread is not threading.current_thread():
             self._thread.join(self._launch.grace_period_s)
             if self._thread.is_alive():
-                log.warning("module %r: a sink stays full; what its process said last is published when there is room",
-                            self.name)  # fmt: skip
+                log.warning("module %r: a sink stays full; the last messages of its process are published when there "
+                            "is room", self.name)  # fmt: skip
 
     def _closing_killed(self) -> bool:
         return self.dead is None and self.process is not None and self.process.returncode == -signal.SIGKILL
@@ -512,7 +513,7 @@ class ProcessModule(Module):
         if not self._closing.is_set():
             self.dead = ended or ModuleError("its process ended")
             self._publisher.close()  # wake all threads that wait for the dead process
-            self._tell(ended or ModuleError("its process ended"))
+            self._report_failure(ended or ModuleError("its process ended"))
 
     def _forward(self) -> None:
         """Publish everything that has arrived."""
@@ -593,7 +594,7 @@ class ProcessModule(Module):
                     self._start_error, error = error, None
                 self._answered.set()
         if error is not None:
-            self._tell(error)
+            self._report_failure(error)
 
     def _has_spoken(self) -> bool:
         poll = select.poll()
@@ -606,10 +607,10 @@ class ProcessModule(Module):
             begin = min(max(reply.first, self._first), self.sent)
             end = min(max(reply.first + reply.count, begin), self.sent)
             failed = list(itertools.islice(self._sent_from(begin), end - begin))
-        self._tell(MessageFailed(reply.reason or "receive raised in its process", given_back=failed))
+        self._report_failure(MessageFailed(reply.reason or "receive raised in its process", given_back=failed))
         self._failures_heard += reply.count > 0
 
-    def _tell(self, error: BaseException) -> None:
+    def _report_failure(self, error: BaseException) -> None:
         if self.on_failure is not None:
             self.on_failure(error)
         else:

@@ -535,7 +535,7 @@ class Worker:
             while self.life is not Life.ENDED:
                 self._turn()
         except _Abandoned:
-            log.warning("module %r, which had been given up, came back; it gets no further call", self.name)
+            log.warning("abandoned module %r has returned from its call; it will not be called again", self.name)
         except Exception:
             if self.life is not Life.ABANDONED:  # the counters of an abandoned worker are closed
                 raise
@@ -1017,7 +1017,7 @@ class Worker:
         try:
             self._on_failure(self, step, error)
         except Exception:
-            log.exception("module %r: what was to be done about its failure failed too", self.name)
+            log.exception("module %r: handling its failure failed", self.name)
         self.doing, self.busy_since = step, time.monotonic()
 
 

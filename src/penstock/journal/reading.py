@@ -69,7 +69,7 @@ class Reading:
 
     def _why_missing(self, position: int) -> str:
         if position >= self.frontier:
-            return f"the journal's frontier is {self.frontier}"
+            return f"the next position is {self.frontier}"
         return f"the least kept is {self.first}" if position < self.first else "it went by compaction"
 
     def read_many(

@@ -276,7 +276,8 @@ def _read_last(
     except CorruptionError as error:
         raise CorruptionError(f"{error}; {mended_by(directory)}", error.place) from None
     if header.uuid != result.uuid or header.first != last[0]:
-        raise CorruptionError(f"{path} belongs elsewhere: to journal {header.uuid}, position {header.first}", str(path))
+        foreign = f"{path} is a segment of journal {header.uuid} from position {header.first}"
+        raise CorruptionError(f"{foreign}, not of this one ({result.uuid}): put its own file back", str(path))
     durable = frontier.frontier if frontier else 0
     scan = native.scan(data, header.nonce, header.first, 2**63, durable, header.gaps)
     found = [Damage(str(path), at, size, first, after - 1, text) for at, size, first, after, text in scan["damage"]]

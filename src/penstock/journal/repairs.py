@@ -107,7 +107,7 @@ def _header(
         header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], place)
         if header.uuid == identity and header.first == segment[0]:
             return header, None
-        text = "the segment belongs elsewhere"
+        text = "the segment belongs to another journal or position"
     except CorruptionError:
         text = "the segment's header is damaged"
     damage = Damage(place, 0, layout.SEGMENT_HEADER_BYTES, 1, 0, text)

@@ -71,7 +71,8 @@ def _verify_segment(
     except PenstockError as error:
         return [Damage(str(path), 0, layout.SEGMENT_HEADER_BYTES, segment[0], limit - 1, str(error))]
     if header.uuid.bytes != identity or header.first != segment[0]:
-        return [Damage(str(path), 0, len(data), segment[0], limit - 1, "the segment belongs elsewhere")]
+        text = "the segment belongs to another journal or position"
+        return [Damage(str(path), 0, len(data), segment[0], limit - 1, text)]
     durable = limit if limit < 2**63 else 0
     scan = native.scan(data, header.nonce, header.first, limit, durable, header.gaps)
     damage = [

@@ -26,7 +26,7 @@ Headers = dict[str, str] | None
 
 
 class Publisher(channel.Publisher):
-    """``jetstream``: ``publish`` returns when a stream has stored the message."""
+    """Publishes to one subject. With ``jetstream``, ``publish`` returns when a stream has stored the message."""
 
     carries_properties = carries_properties_of_many = True
 

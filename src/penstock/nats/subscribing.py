@@ -34,7 +34,7 @@ HEARTBEAT, NO_MESSAGES, EXPIRED = "100", "404", "408"  # what a server says of a
 
 
 class Subscriber(channel.Subscriber):
-    """``stream``: JetStream, else core NATS."""
+    """Reads one subject or pattern: what a JetStream stream has stored (``stream``), or core NATS."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ def judge(block: Block, rate: Rate, books_open_looks: int = 0) -> Verdict:
     # One or two looks may have caught the counters between two stores; three in a row have not.
     if books_open_looks >= 3:
         found.setdefault("books", []).append(
-            f"{-block.in_flight} more delivered and dropped than matched: the books do not close"
+            f"{-block.in_flight} more delivered and dropped than matched: the ledger does not balance"
         )
     for word, reason in _stuck(block, rate):
         found.setdefault(word, []).append(reason)

@@ -63,7 +63,7 @@ class Output:
             if kind is None and self.error is not None:
                 raise self.error
             if kind is None:  # otherwise the output is incomplete, which the missing end shows
-                self._tell("ended")
+                self._append_event("ended")
         finally:
             if self._opened is not None:
                 self._opened.close()
@@ -77,10 +77,10 @@ class Output:
         if self._opened is None:
             self._check_free()
             self._opened = _Kept(self._directory, max_message_bytes=MAX_MESSAGE_BYTES)
-            self._tell("started")
+            self._append_event("started")
         return self._opened
 
-    def _tell(self, event: str) -> None:
+    def _append_event(self, event: str) -> None:
         self._journal.append(STORY, json.dumps({"event": event}).encode())
 
     def published(self, name: str, message: Any) -> None:

@@ -209,7 +209,8 @@ class Follower:
                 self._follow_anew()
                 return self.applied - before
         if self.applied < min(bounds.last, bounds.first - 1):
-            raise CorruptionError(f"{self.blocks.name} was purged up to block {bounds.first - 1}: begin anew", None)
+            purged = f"{self.blocks.name} was purged up to block {bounds.first - 1}, past what this follower has read"
+            raise CorruptionError(f"{purged}: close it and follow the stream again", None)
         self._keep_house(bounds)
         return self.applied - before
 

@@ -41,14 +41,14 @@ class Outage:
         self._noted = True
         reason = str(problem).removeprefix(f"{self._blocks.name}: ")
         telling = threading.Thread(
-            target=self._tell, args=(self._number, reason), name="penstock-replica-reach", daemon=True
+            target=self._log_outage, args=(self._number, reason), name="penstock-replica-reach", daemon=True
         )
         try:
             telling.start()
         except RuntimeError:  # the system allows no more threads
             self._noted = False
 
-    def _tell(self, number: int, reason: str) -> None:
+    def _log_outage(self, number: int, reason: str) -> None:
         servers = self._blocks.reach()
         with self._lock:
             if number == self._number:

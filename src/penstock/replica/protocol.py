@@ -78,7 +78,7 @@ class Parser:
                         return
                     body = bytes(self._buffer[at : at + size])
                     if self._buffer[at + size : at + size + len(END)] != END:
-                        raise ProtocolError("a NATS message does not end where it says")
+                        raise ProtocolError("invalid data from the NATS server: a message has not the announced length")
                     at += size + len(END)
                     subject, subscription, head, _ = self._waiting
                     self._waiting = None
@@ -88,7 +88,7 @@ class Parser:
                 end = self._buffer.find(END, at, at + MAX_LINE)
                 if end < 0:
                     if len(self._buffer) - at >= MAX_LINE:
-                        raise ProtocolError(f"a line of the NATS server is longer than {MAX_LINE} bytes")
+                        raise ProtocolError(f"invalid data from the NATS server: a line of more than {MAX_LINE} bytes")
                     return
                 line = bytes(self._buffer[at:end])
                 at = end + len(END)
@@ -114,7 +114,7 @@ class Parser:
                 return Failure(_text(rest).strip().strip("'"))
             case b"INFO":
                 return Info(fields_of(rest, "INFO"))
-        raise ProtocolError(f"a NATS server does not say {line[:40]!r}")
+        raise ProtocolError(f"invalid data from the NATS server: {line[:40]!r}")
 
 
 def _text(data: bytes) -> str:
@@ -138,13 +138,13 @@ def _announced(headers: bool, rest: bytes) -> tuple[str, str, int, int]:
     if len(words) not in (2 + sizes, 3 + sizes) or not all(
         word.isascii() and word.isdigit() for word in words[-sizes:]
     ):
-        raise ProtocolError(f"a NATS server announced a message as {rest[:80]!r}")
+        raise ProtocolError(f"invalid data from the NATS server: it announced a message as {rest[:80]!r}")
     if any(len(word) > 12 for word in words[-sizes:]):
-        raise ProtocolError("a NATS message is too long")
+        raise ProtocolError("invalid data from the NATS server: the announced message is too long")
     whole = int(words[-1])
     head = int(words[-2]) if headers else 0
     if head > whole or whole > MAX_MESSAGE:
-        raise ProtocolError(f"a NATS message of {whole} bytes, of headers {head}, cannot be taken")
+        raise ProtocolError(f"invalid data from the NATS server: a message of {whole} bytes with headers of {head}")
     return words[0], words[1], head, whole
 
 

@@ -66,10 +66,11 @@ class Replica:
             try:
                 return self._open(deadline)
             except FencedError:
-                log.info("%s: somebody else has appended to it meanwhile: reading it again", self.blocks.name)
+                log.info("%s: another broker has appended to it; reading it again", self.blocks.name)
             except LostBlocksError as error:
-                log.warning("%s meanwhile: reading it again", error.strerror)
-        raise RefusedError(f"{self.blocks.name} is opened by others all the time")
+                log.warning("%s while it was opened; reading it again", error.strerror)
+        tried = f"other brokers kept opening {self.blocks.name} ({OPENINGS} attempts)"
+        raise RefusedError(f"{tried}: run one broker, or give all of them --standby")
 
     def _open(self, deadline: float) -> ReplicatedDisk:
         """Try once. FencedError: another broker has appended to the stream."""

@@ -72,7 +72,8 @@ def _member(channel: Channel, member: Member) -> Iterator[Finding]:
     """A member that is dead, or that holds slots and since when."""
     name = who(member.pid) if member.here else f"pid {member.pid}"
     if not member.alive:
-        yield Finding(f"the {member.kind} {name} died; the next one who needs its slots takes them", grave=False)
+        reclaimed = "its slots are reclaimed by the next process that needs them"
+        yield Finding(f"the {member.kind} {name} died; {reclaimed}", grave=False)
     yield from _blocked(channel, member, name)
     if not member.held:
         return

@@ -1,7 +1,7 @@
 """Messages as tables and streams on Apache Spark.
 
 ``session()`` starts a Spark that is set up for Penstock; ``spark.read.format("penstock").load(directory)`` and
-``spark.readStream`` read journals; ``df.write`` and ``df.writeStream`` write them. ``functions`` decodes payloads and
+``spark.readStream`` read journals; ``df.write`` and ``df.writeStream`` write them. ``decode`` decodes payloads and
 ``pipelines`` holds whole pipelines as functions from DataFrame to DataFrame. Importing this loads neither PySpark nor
 native code.
 """

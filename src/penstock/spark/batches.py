@@ -26,12 +26,12 @@ Function = Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatc
 
 
 def arrow_batches(spark: SparkSession, where: str | os.PathLike[str], **options: Any) -> ArrowBatches:
-    """A journal (or ``broker://HOST:PORT``) with the options of ``spark.read``, as it is now."""
+    """What a journal (or ``broker://HOST:PORT``) holds now, for ``mapInArrow``; options as for ``spark.read``."""
     return ArrowBatches(spark, {"path": str(where), **{name: _text(value) for name, value in options.items()}})
 
 
 class ArrowBatches:
-    """Made by ``arrow_batches``."""
+    """A journal's messages as Arrow batches that do not pass through the JVM; made by ``arrow_batches``."""
 
     def __init__(self, spark: SparkSession, options: dict[str, str]) -> None:
         self._spark = spark

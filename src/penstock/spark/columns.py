@@ -60,7 +60,7 @@ def check(names: Sequence[str], more: Sequence[str] = ()) -> None:
     """Raise ``InvalidArgument`` for a column that is neither a journal's nor one of ``more``, or is named twice."""
     for name in names:
         if name in DECODED and not more:
-            raise InvalidArgument(f"column {name!r} is there with the option decode=auto")
+            raise InvalidArgument(f"column {name!r} exists only with the option decode=auto")
         if name not in FIELDS and name not in more:
             raise InvalidArgument(f"a journal has no column {name!r}; {nearest(name, [*FIELDS, *more])}")
         if names.count(name) > 1:

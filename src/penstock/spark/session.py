@@ -47,7 +47,8 @@ def session(
 ) -> SparkSession:
     """Start Spark (or give the session that runs) with ``config`` such as ``**{"spark.driver.memory": "4g"}``.
 
-    ``class_cache`` is a bool; were it typed as one, type checkers would refuse a config of texts.
+    ``class_cache`` (a bool): use the cache that ``make_class_cache()`` has made, if there is one. It is typed ``Any``,
+    because type checkers would otherwise reject a ``config`` of texts.
     """
     for key in config:
         if not key.startswith("spark."):

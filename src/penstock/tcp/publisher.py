@@ -400,7 +400,7 @@ class Publisher(PublisherContract):
             logger.debug("%s: %s closed: %s", self.address, joining.name, error)
         elif not self._closing or isinstance(error, RefusedError):
             self._warnings.warn("%s: %s closed: %s", self.address, joining.name, error)
-            self._outlet.error()  # after the line: whoever sees the number finds the reason
+            self._outlet.error()  # count after logging: who sees the count finds the line in the log
 
     def left(self, joining: Joining) -> None:
         """Its connection is closed. Last: until then ``close`` finds it and waits for its lock."""

@@ -265,7 +265,7 @@ class Session:
         bad = reason in ("bad_header", "too_large")
         (self._warnings.warn if bad else logger.debug)("session to %s: %s", self._address, text)
         if bad:
-            self._subscriber.count_error()  # after the line: whoever sees the number finds the reason
+            self._subscriber.count_error()  # count after logging: who sees the count finds the line in the log
 
     def _reconnect(self, good: bool) -> None:
         """Schedule the next attempt: soon after a ``good`` connection, else with the growing pause."""

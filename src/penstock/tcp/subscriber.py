@@ -350,7 +350,7 @@ class Subscriber(SubscriberContract):
             function(message)
         except BaseException:  # SystemExit too: the thread belongs to the executor
             logger.exception("the function of on_message failed with %r", message)
-            self._inlet.error()  # after the line: whoever sees the number finds the reason
+            self._inlet.error()  # count after logging: who sees the count finds the line in the log
 
     # -- the end
 

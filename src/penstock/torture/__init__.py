@@ -45,6 +45,6 @@ def run(scenario: str, kills: int, seed: int, directory: Path | None = None) -> 
     began = time.monotonic()
     module.run(report, random.Random(seed))
     report.seconds = time.monotonic() - began
-    if report.whole and directory is None:
+    if report.passed and directory is None:
         shutil.rmtree(place)
     return report

@@ -179,7 +179,7 @@ def judge(stage: Scene, publishers: list[Worker], consumers: list[Worker]) -> No
     disordered = sum(disordered_runs(report, i) for i in range(CONSUMERS))
     report.check("order per publisher, first deliveries", f"{disordered} runs out of order", disordered == 0)
     unbalanced = [worker.name for worker in consumers if not _balanced(worker)]
-    report.check("the books of the consumers balance", unbalanced or "both", not unbalanced)
+    report.check("the ledgers of the consumers balance", unbalanced or "both", not unbalanced)
     twice = len(here) - len(set(here))
     report.check("each message is in the log once", f"{twice} twice, {len(here)} in all", twice == 0)
     absent = len(confirmed - set(here))

@@ -47,7 +47,7 @@ class Report:
         self.check(f"no descriptor leaks: {whose}", f"{most} at first, {last} at last", last <= most)
 
     @property
-    def whole(self) -> bool:
+    def passed(self) -> bool:
         """Whether every promise held (and there was one)."""
         return bool(self.checks) and all(check.held for check in self.checks)
 
@@ -58,7 +58,7 @@ class Report:
         lines = [f"{self.scenario}: {torn}{self.seconds:.1f} s"]
         lines += [f"  {'ok  ' if c.held else 'FAIL'}  {c.promise:<{width}}  {c.counted}" for c in self.checks]
         lines += [f"        {name}: {value}" for name, value in self.facts.items()]
-        if not self.whole:
+        if not self.passed:
             lines.append(f"  what the workers wrote is in {self.directory}")
             if self.kills:
                 lines.append(f"  replay: penstock torture {self.scenario} --kills {self.kills} --seed {self.seed}")

@@ -164,7 +164,7 @@ class Scene:
         replicas = found.get("replicas") or []
         return bool(found.get("leader")) and [each.get("current") for each in replicas] == [True] * (NODES - 1)
 
-    def whole(self) -> bool:
+    def stream_is_complete(self) -> bool:
         """Whether every block that counts is there: another machine could open it."""
         try:
             history = History(self.blocks, self.blocks.bounds())
@@ -226,7 +226,7 @@ class Scene:
         if name == "node with flipped bits":
             self.lead(node)  # the damage is seen on the stream when that node leads
         wait_until(self.in_step, GOES_ON_S, f"all nodes are in step after {name}")
-        wait_until(self.whole, GOES_ON_S, f"the stream is whole after {name}")
+        wait_until(self.stream_is_complete, GOES_ON_S, f"the stream is whole after {name}")
 
     def _cut(self, name: str, one: Machine, others: list[Machine]) -> AbstractContextManager[None]:
         """Cut one machine off, in both directions, in one, or from some others, depending on the name."""

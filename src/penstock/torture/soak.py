@@ -109,7 +109,7 @@ def run_soak(minutes: float, seed: int, directory: Path | None = None) -> Report
         counted = f"{growth:+.1%} over the run at {statistics.median(values.values or [0]):.0f}"
         held = growth <= allowed or not values.rises
         report.check(f"{name} {quantity} does not grow", counted, held and bool(values.values))
-    if report.whole and directory is None:
+    if report.passed and directory is None:
         shutil.rmtree(place)
     return report
 

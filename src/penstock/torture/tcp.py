@@ -99,11 +99,11 @@ def _judge_ledger(report: Report, worker: Worker) -> None:
         missing += ordinals[-1] - ordinals[0] + 1 - len(ordinals)
     books = [json.loads(line) for line in worker.log.read_text().splitlines() if line.startswith('{"matched"')]
     if not books:
-        report.check(f"the books of {worker.name} close", "it wrote none", False)
+        report.check(f"the ledger of {worker.name} balances", "it wrote none", False)
         return
     counted, delivered = sum(books[-1]["dropped"].values()), books[-1]["delivered"]
     # The last message read may not have been logged, and a gap may show only at that message.
     noted = delivered == len(entries) and counted == missing
     almost = delivered == len(entries) + 1 and counted >= missing
     text = f"{missing} missing, {counted} counted, {len(entries)} of {delivered} noted"
-    report.check(f"the books of {worker.name} close", text, bool(books[-1]["balanced"]) and (noted or almost))
+    report.check(f"the ledger of {worker.name} balances", text, bool(books[-1]["balanced"]) and (noted or almost))

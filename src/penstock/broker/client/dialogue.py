@@ -325,7 +325,7 @@ class Dialogue:
             sent = f"{verb} {rest[:100]}".strip()
             if self.one_store and not self.ready:
                 raise NotABrokerError(f"it sent {sent}") from error
-            wrong = ProtocolError(f"the broker sent what is no answer: {sent}")
+            wrong = ProtocolError(f"invalid answer of the broker: {sent}")
             self._abandon(wrong)
             raise wrong from error
         except BaseException:

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.address import check_options
 from penstock.broker import words
 from penstock.broker.client.dialogue import MAX_LINE_BYTES, Dialogue, Pending, Position
 from penstock.errors import InvalidArgument
@@ -120,6 +121,7 @@ class Requests(ABC):
         Other topics are refused while messages of the old ones wait, unless with ``drop_waiting``.
         """
         flags = [word for word, said in (("create", create), ("drop_waiting", drop_waiting)) if said]
+        check_options(options, queue_options, f"queue {name!r}")
         line = " ".join(filter(None, ["QUEUE", words.check_queue(name), queue_options(**options), *flags]))
         return self._finish(self._dialogue.ask(line, convert=_nothing))
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import channel
 from penstock._core import Counters
 from penstock._core.broker import ack_words, delivery_count, redelivered_count
+from penstock.address import check_options
 from penstock.broker.client.clients import tls_context
 from penstock.broker.client.dialogue import Dialogue, Pending
 from penstock.broker.client.link import Link
@@ -81,6 +82,7 @@ class Subscriber(channel.Subscriber):
         if not 1 <= credit <= 65_536:
             raise InvalidArgument(f"credit={credit} must be 1 to 65536")
         self._mode = choose(Ack, ack, "ack")
+        check_options(options, queue_options, "a subscriber's queue")
         self.queue = queue or f"{TEMPORARY}{uuid.uuid4().hex}"
         if not queue:
             options.setdefault("temporary", True)

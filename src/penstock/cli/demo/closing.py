@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["closing", "live_table", "rows"]
 
-COLUMNS = ("reach", "published", "delivered", "lost", "p50", "p99", "most", "books")
+COLUMNS = ("reach", "published", "delivered", "lost", "p50", "p99", "most", "ledger")
 RIGHT = COLUMNS[1:7]
 
 
@@ -42,7 +42,7 @@ def _cells(row: dict[str, Any], final: bool) -> tuple[str, ...]:
     lost = row["published"] - row["delivered"] if final else row.get("lost", 0)
     return (
         row["reach"], show.count_text(row["published"]), show.count_text(row["delivered"]), show.count_text(lost),
-        latency("p50_us"), latency("p99_us"), latency("most_us"), "close" if row["balanced"] else "OPEN",
+        latency("p50_us"), latency("p99_us"), latency("most_us"), "balanced" if row["balanced"] else "NOT balanced",
     )  # fmt: skip
 
 

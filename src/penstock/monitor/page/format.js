@@ -80,7 +80,7 @@ export function nameIn(where, name, width) {
 }
 export const end = (text, most) => text.length <= most ? text : text.slice(0, most - 1) + "…";
 
-export const WORDS = { ok: "flowing", idle: "idle", late: "late", losing: "losing", stuck: "stuck", books: "books do not close" };
+export const WORDS = { ok: "flowing", idle: "idle", late: "late", losing: "losing", stuck: "stuck", books: "ledger does not balance" };
 export const WORST_FIRST = ["books", "stuck", "losing", "late", "ok", "idle"];
 export const TROUBLES = ["books", "stuck", "losing", "late"];
 export const worst = words => WORST_FIRST.find(word => words.includes(word)) ?? "idle";

@@ -34,7 +34,7 @@ function showHead(state) {
   text(one("version"), state.version ?? ""); text(one("looked"), `looked at ${new Date(state.time_s * 1000).toLocaleTimeString()}`);
   const alarm = one("alarm"), open = [...view.handles.values()].filter(handle => handle.health === "books");
   alarm.hidden = !open.length;
-  if (open.length) text(alarm, `The books of ${open.length} handle${open.length > 1 ? "s do" : " does"} not close: ` +
+  if (open.length) text(alarm, `The ledger${open.length > 1 ? "s" : ""} of ${open.length} handle${open.length > 1 ? "s do" : " does"} not balance: ` +
     open.slice(0, 10).map(handle => `${handle.kind} of ${handle.where} (pid ${handle.pid})`).join(", "));
 }
 

@@ -148,7 +148,10 @@ def _write(
     try:
         _check(where, results, ranges)
         if time.monotonic() - begun > ROUND_S:
-            raise StateError(f"a round took more than {ROUND_S:g} s, and vacuum may take its files: set most_messages")
+            raise StateError(
+                f"a round took more than {ROUND_S:g} s, so vacuum might have removed its files; it was not committed: "
+                "set most_messages, so that a round is smaller"
+            )
         types.keep(where, [span.place for span in spans])
         where.sync(file.name for file in files)  # before the commit: a version must not name a file that a crash loses
         moved = {span.place.uuid: (span.known, span.end) for span in spans}

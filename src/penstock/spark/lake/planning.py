@@ -133,6 +133,6 @@ def check_filters(made: Mapping[str, str], given: Mapping[str, str], where: Any)
             " ".join(f"{name}={value}" for name, value in each.items()) or "all messages" for each in (made, given)
         )
         raise InvalidArgument(
-            f"the archive {where} is one of {had}, not of {wanted}: what was left out counts as "
-            "archived. Name the same, or archive to another directory"
+            f"the archive {where} was made with {had}; this run asks for {wanted}. What the archive left out counts "
+            "as archived already. Use the same filters, or archive to another directory"
         )
