@@ -360,6 +360,23 @@ def test_retirement(name: str) -> None:
         two.close()
 
 
+def test_every_retirement_is_told_once_in_the_order_of_publishing(name: str) -> None:
+    with shm.Publisher(name, retirement=True, slots=8) as publisher, shm.Subscriber(name) as subscriber:
+        publisher.publish(b"held")
+        held = subscriber.read(0)
+        assert held is not None
+        for turn in range(100):  # each slot but the held one many times
+            publisher.publish(b"%d" % turn)
+            assert subscriber.read(0) is not None
+        assert len(publisher.retired()) == 100 and publisher.retired() == []
+        del held
+        assert len(publisher.retired()) == 1, "it was held all the time"
+        publisher.publish_many([b"x"] * 4)
+        assert publisher.retired() == [], "nobody has read them"
+        slots = [subscriber._place_of(message)[0] for message in subscriber.read_many(4, 0)]
+        assert publisher.retired() == slots
+
+
 def test_a_subscriber_sees_that_a_publisher_asks_for_retirement(name: str) -> None:
     with shm.Subscriber(name) as subscriber, shm.Publisher(name):
         assert not subscriber.retirement

@@ -106,7 +106,7 @@ uint32_t penstock_shm_metadata_size(const penstock_shm_publisher *publisher);
 /* An empty message that says this publisher is there: 1, or 0 where no slot was free. */
 int penstock_shm_activate(penstock_shm_publisher *publisher);
 /* Slots whose message all have released since the last call: how many there are, of which `room` are stored; the others
- * are left for the next call. */
+ * are left for the next call. INT_MAX where there are more. */
 int penstock_shm_retired(penstock_shm_publisher *publisher, double timeout_s, uint32_t *slots, size_t room);
 /* Readable when a slot may be had; each call arms it anew. */
 int penstock_shm_publisher_fileno(penstock_shm_publisher *publisher);
