@@ -84,6 +84,9 @@ PyObject *get_local(PyObject *object, void *) {
 PyObject *get_retirement(PyObject *object, void *) {
     return read_property<SubscriberObject>(object, [](auto &h) { return PyBool_FromLong(h.retirement()); });
 }
+PyObject *get_typed(PyObject *object, void *) {
+    return read_property<SubscriberObject>(object, [](auto &h) { return PyBool_FromLong(h.typed()); });
+}
 PyObject *get_type(PyObject *object, void *) {
     return read_property<SubscriberObject>(object, [](auto &h) {
         std::string type = h.member.type();
@@ -167,6 +170,7 @@ PyGetSetDef getset[] = {
     {"local", get_local, nullptr, "Whether the channel is not to leave this machine; False before the first publisher.", nullptr},
     {"retirement", get_retirement, nullptr,
      "Whether a publisher was opened with retirement: it is told when its messages are released.", nullptr},
+    {"_typed", get_typed, nullptr, "Whether a publisher is there whose channel, or virtual channel, has a type.", nullptr},
     {"type", get_type, nullptr, "Name of the type that the channel carries; empty where none was given.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 

@@ -574,6 +574,35 @@ def test_the_type_of_a_virtual_channel_is_carried_or_told() -> None:
         assert first.not_held == ["type"]
 
 
+@pytest.mark.parametrize("sink", ["tcp://127.0.0.1:0", "shm:/MUX-there", "bus:types"])
+def test_a_type_that_comes_later_is_told_once(sink: str, caplog: pytest.LogCaptureFixture) -> None:
+    mux = f"/mux-{time.time_ns()}"
+    names = {} if sink.startswith("shm:") else None
+    with (
+        shm.Publisher(f"{mux}/1", mux=mux) as first,
+        Bridge(f"shm:{mux}", sink.replace("/MUX", mux), names=names) as bridge,
+    ):
+        first.publish(b"1")
+        assert bridge.run(1) == 1 and "type" not in bridge.not_held
+        for number in (2, 3):
+            with shm.Publisher(f"{mux}/{number}", mux=mux, type=f"image{number}") as later:
+                later.publish(b"%d" % number)
+                assert bridge.run(1) == 1
+            assert "type" in bridge.not_held and caplog.text.count("cannot hold type of messages") == 1
+
+
+def test_a_type_that_an_open_channel_takes_later_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    name = f"/typed-{time.time_ns()}"
+    with shm.Publisher(name) as first, Bridge(f"shm:{name}", "tcp://127.0.0.1:0") as bridge:
+        first.publish(b"1")
+        assert bridge.run(1) == 1 and bridge.not_held == []
+        with shm.Publisher(name, type="image") as later:
+            for _ in range(2):
+                later.publish(b"2")
+                assert bridge.run(1) == 1
+    assert bridge.not_held == ["type"] and caplog.text.count("cannot hold type of messages") == 1
+
+
 def test_a_sink_that_is_there_takes_the_type_or_it_is_told() -> None:
     name = f"/typed-{time.time_ns()}"
     with (

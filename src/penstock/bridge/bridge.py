@@ -102,6 +102,7 @@ class Bridge:
         found = _find_source(source)
         self._waits_for_channel = found is None and addresses.parse(source).scheme == "shm"
         self._lost: dict[str, list[str]] = {}  # by sink: that of the bridge, those of its map
+        self._typed = False  # a type was seen, and what becomes of it was told
         ring = _bridges_back(source, sink)
         if ring:
             logger.warning("%r forms a loop with %s: messages will circulate for ever", self, ", ".join(ring))
@@ -195,6 +196,22 @@ class Bridge:
         if RETIREMENT not in self.not_held and self._has_retirement():
             self._log_losses({self.sink: [RETIREMENT]})
 
+    def _look_for_type(self) -> bool:
+        """Whether messages have a type since now: it may come later too, with a publisher of a virtual channel or of a
+        channel that had none. What becomes of it is told before the first such message is carried."""
+        if self._typed or not self._has_type():
+            return False
+        found = _find_source(self._addresses[0])
+        if found is not None:
+            self._typed = True
+            self._log_losses(self._losses_at(found))
+        return self._typed
+
+    def _has_type(self) -> bool:
+        with contextlib.suppress(ClosedError):  # by another thread
+            return bool(getattr(self.subscriber, "_typed", False))
+        return False
+
     def _log_losses(self, lost: dict[str, list[str]]) -> None:
         """Log those that were not known before."""
         known = self._lost
@@ -239,8 +256,9 @@ class Bridge:
                 self._refuse_local(_find_channel(self._addresses[0]))
             self._record_latency(batch)
             try:
-                if carrier is None:
+                if self._look_for_type() or carrier is None:
                     self._announce_schema()
+                if carrier is None:
                     carrier = Carrier(self.publisher, self._vchans, self.others, self._counters)
                 carrier.carry(batch)
                 carried += len(batch)
