@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -375,6 +376,29 @@ def test_every_retirement_is_told_once_in_the_order_of_publishing(name: str) -> 
         assert publisher.retired() == [], "nobody has read them"
         slots = [subscriber._place_of(message)[0] for message in subscriber.read_many(4, 0)]
         assert publisher.retired() == slots
+
+
+@pytest.mark.parametrize(
+    ("published", "read"), [({}, {}), ({"history": 5}, {}), ({"history": 5}, {"reliable": True}), ({"mux": True}, {"mux": True})]
+)
+def test_process_all_takes_what_was_there_before_the_subscriber(
+    name: str, published: dict[str, Any], read: dict[str, Any]
+) -> None:
+    published, read = ({**options, **({"mux": f"{name}-mux"} if "mux" in options else {})} for options in (published, read))
+    with shm.Publisher(name, **published) as publisher:
+        publisher.publish_many([b"1", b"2"])
+        with shm.Subscriber(name, **read) as subscriber:
+            calls: list[bytes] = []
+
+            def note(message: Any) -> None:
+                calls.append(bytes(message))
+                publisher.publish(b"meanwhile")
+
+            subscriber.on_message(note)
+            assert subscriber.wait(0) and subscriber.process_all() == 2 and calls == [b"1", b"2"]
+            subscriber.on_message(lambda message: calls.append(bytes(message)))
+            assert subscriber.process_all() == 2 and calls[2:] == [b"meanwhile"] * 2
+            assert subscriber.process_all() == 0 and not subscriber.wait(0)
 
 
 def test_a_subscriber_sees_that_a_publisher_asks_for_retirement(name: str) -> None:

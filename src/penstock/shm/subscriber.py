@@ -9,7 +9,7 @@ which process holds which slots.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock import channel
@@ -104,6 +104,11 @@ class Subscriber(native.Subscriber, channel.Subscriber):
     def read_all(self) -> list[Message]:
         """Every message that is there, as many as may be held."""
         return list(iter(lambda: self.read(0), None))
+
+    def _available_messages(self) -> Iterator[Message]:
+        end = self._end()  # the ledger does not count what was there before this subscriber
+        while not self._passed(end) and (message := self.read(0)) is not None:
+            yield message
 
     def weak_reference(self, message: Message) -> WeakReference:
         """A reference that does not hold the slot."""
