@@ -497,6 +497,8 @@ class Subscriber(Handle, Generic[T]):
         while (function := self._callback) is not None and (message := next(there, None)) is not None:
             self._call(function, message)
             count += 1
+        if (function is None or not count) and self.closed:
+            raise ClosedError("this subscriber is closed")
         return count
 
     def _call(self, function: Callable[..., Any], message: Message[T]) -> None:

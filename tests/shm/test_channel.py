@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +345,47 @@ def test_an_activation_without_a_slot_is_told_at_the_users_line(name: str) -> No
                 publisher = opened(name, reliable=True, activation=True)
             assert told[0].filename == __file__ and not publisher.activated
             publisher.close()
+
+
+class Keeper:
+    """Keeps its last message beside the function that was called with it."""
+
+    def __init__(self, name: str, how: str) -> None:
+        self.last: Any = None
+        self.called = threading.Event()
+        self.subscriber = shm.Subscriber(name, on_message=self.keep if how == "at opening" else None)
+        if how == "process_all":
+            self.subscriber.on_message(self.keep)
+        if how == "on_dropped":
+            self.subscriber.on_dropped(self.dropped)
+
+    def keep(self, message: Any) -> None:
+        self.last = message
+        self.called.set()
+
+    def dropped(self, subscriber: shm.Subscriber, count: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("how", ["at opening", "process_all", "on_dropped"])
+def test_a_closed_subscriber_lets_go_of_its_functions(name: str, how: str) -> None:
+    with shm.Publisher(name, slots=16) as publisher:
+        for _ in range(20):  # more than there are slots
+            keeper = Keeper(name, how)
+            publisher.publish(b"x")
+            if how == "at opening":
+                assert keeper.called.wait(LONG)
+            elif how == "process_all":
+                keeper.subscriber.process_all()
+            else:
+                keeper.last = keeper.subscriber.read(0)
+            assert keeper.last is not None
+            keeper.subscriber.close()
+            forgotten = weakref.ref(keeper)
+            del keeper
+            gc.collect()
+            assert forgotten() is None
+        assert publisher.subscribers == 0
 
 
 def test_retirement(name: str) -> None:

@@ -246,7 +246,7 @@ class QueueSubscriber(_Subscriber, channel.Subscriber):  # type: ignore[misc]  #
 
     def process_all(self) -> int:
         """Handle every message that is there now: with ``on_message``'s function, else with the handler."""
-        if self._callback is not None:
+        if self._callback is not None or self.handler is None:
             return super().process_all()
         count = 0
         for _ in range(self.queued):
