@@ -71,6 +71,27 @@ def test_a_difference_is_shown_with_code_4(folder: Path) -> None:
     assert json.loads(run("replay", "--verify", "out1", "out2", "--json", cwd=folder).stdout)["equal"] is False
 
 
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (0, "message 1 differs in payload; it is the first one"),
+        (1, "message 2 differs in payload; the 1 message before it is equal"),
+        (1100, "message 1,101 differs in payload; the 1,100 messages before it are equal"),
+        (1200, "equal: 1,200 messages"),
+    ],
+)
+def test_the_number_of_a_difference_and_the_count_before_it_agree(tmp_path: Path, first: int, said: str) -> None:
+    for name in ("one", "other"):
+        with Journal(tmp_path / name) as journal:
+            journal.commit(
+                Entry("speed", name.encode() if n == first else b"same", timestamp_ns=BEGIN_NS + n) for n in range(1200)
+            )
+    done = run("replay", "--verify", "one", "other", cwd=tmp_path)
+    assert done.stdout.splitlines()[0] == said and done.returncode == (0 if first == 1200 else 4)
+    found = json.loads(run("replay", "--verify", "one", "other", "--json", cwd=tmp_path).stdout)
+    assert found["messages"] == first
+
+
 def test_a_rule_is_broken_and_its_inputs_can_be_replayed(folder: Path) -> None:
     done = run("replay", "rec", "--into", "gateway.json", "--bisect", "value.twice < 80", "-o", "least", cwd=folder)
     assert done.returncode == 4, done.stderr

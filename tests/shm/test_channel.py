@@ -347,6 +347,12 @@ def test_an_activation_without_a_slot_is_told_at_the_users_line(name: str) -> No
             publisher.close()
 
 
+@pytest.mark.parametrize("option", ["reliable", "activation", "retirement", "local", "fixed_size", "checksum"])
+def test_a_text_is_no_flag(name: str, option: str) -> None:
+    with pytest.raises(TypeError, match=f"{option} must be True or False, not 'no'"):
+        shm.Publisher(name, **{option: "no"})  # type: ignore[arg-type]
+
+
 class Keeper:
     """Keeps its last message beside the function that was called with it."""
 

@@ -1,0 +1,25 @@
+"""What ``penstock why`` knows of a channel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock import shm
+from penstock.shm.explain import _member
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_pid_of_another_container_is_told_as_that(name: str, here: bool) -> None:
+    with shm.Publisher(name, slots=4, reliable=True) as publisher, shm.Subscriber(name, reliable=True) as subscriber:
+        with pytest.raises(TimeoutError):
+            publisher.publish_many([b"x"] * 10, timeout=0)
+        (channel,) = (one for one in shm.channels() if one.name == name)
+        (found,) = _member(channel, replace(channel.subscribers[0], pid=1, here=here))
+        ended = found.remedy.removeprefix("read there, or end ")
+        assert ended == ("1" if here else "pid 1 of another container")
+        held = subscriber.read(0)
+        (channel,) = (one for one in shm.channels() if one.name == name)
+        remedies = [one.remedy for one in _member(channel, replace(channel.subscribers[0], pid=1, here=here))]
+        assert held is not None and len(remedies) == 2 and all(one.endswith(f"or end {ended}") for one in remedies)
