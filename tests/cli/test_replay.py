@@ -182,7 +182,7 @@ def test_modules_in_processes_are_refused_by_name(folder: Path) -> None:
 # ---- what a module or program of a user's does wrong
 
 MODULES = """
-import concurrent.futures, ctypes, os, signal, subprocess, sys, threading, time
+import _thread, concurrent.futures, ctypes, os, signal, subprocess, sys, threading, time
 import penstock
 from penstock.gateway import Module, Source
 
@@ -339,6 +339,15 @@ class InPool(Module):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             self.publish(pool.submit(bytes, message).result())
 
+class InProcesses(Module):
+    def receive(self, message):
+        with concurrent.futures.ProcessPoolExecutor(1) as pool:
+            self.publish(pool.submit(bytes, message).result())
+
+class Low(Module):
+    def receive(self, message):
+        _thread.start_new_thread(print, ("it runs",))
+
 class AtTheEnd(Module):
     def receive(self, message):
         pass
@@ -435,6 +444,8 @@ def test_what_a_module_opens_at_its_import_is_refused(folder: Path, opened: str)
         ("InSource", "'of a source', started at {folder}/modules.py:"),
         ("InTimer", "'Thread-1', started at {folder}/modules.py:"),
         ("InPool", "'ThreadPoolExecutor-0_0', started at {folder}/modules.py:"),
+        ("InProcesses", ", started at {folder}/modules.py:"),
+        ("Low", "(started at {folder}/modules.py:"),
         ("AtTheEnd", "'last', started at {folder}/modules.py:"),
         ("ByClock", "'late', started at"),
     ],
@@ -445,7 +456,7 @@ def test_threads_of_a_module_are_refused_when_they_are_started(folder: Path, kin
         done = run("replay", "rec", "--into", file, *options, cwd=folder)
         (line,) = done.stderr.splitlines()
         assert done.returncode == 1 and done.stdout == ""
-        assert f"a thread of one's own ({told.format(folder=folder)}" in line
+        assert "a thread of one's own (" in line and told.format(folder=folder) in line
         assert "clock.call_later takes recorded time) cannot be replayed the same way twice (" in line
         assert kind != "InSource" or "(it source, after input 3)" in line
 

@@ -434,8 +434,15 @@ class _Tries:
         if sys.stderr.isatty() and time.monotonic() > self._told_s + TELL_TRIES_S:
             self._told_s = time.monotonic()
             print(f"shrinking: replay {self.count}, {_counted(len(self.left), 'input')} left", file=sys.stderr)
+        shown = self._first is not None
+
+        def run_once() -> bool:
+            if shown:
+                faulthandler.disable()  # one stack is enough where many of these crash
+            return replays()
+
         try:
-            return apart(replays)
+            return apart(run_once)
         except PenstockError as error:  # with fewer inputs modules may do what they did not do with all of them
             self._failed += 1
             self._first = self._first or error
