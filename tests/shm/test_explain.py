@@ -10,6 +10,16 @@ from penstock import shm
 from penstock.shm.explain import _member
 
 
+def test_a_dead_one_is_not_to_be_ended(name: str) -> None:
+    with shm.Publisher(name, slots=8) as publisher, shm.Subscriber(name) as subscriber:
+        publisher.publish_many([b"x"] * 6)
+        held = [subscriber.read(0) for _ in range(6)]
+        (channel,) = (one for one in shm.channels() if one.name == name)
+        assert any("release messages there" in one.remedy for one in _member(channel, channel.subscribers[0]))
+        (found,) = _member(channel, replace(channel.subscribers[0], alive=False))
+        assert not found.grave and not found.remedy and "died" in found.text and None not in held
+
+
 @pytest.mark.parametrize("here", [True, False])
 def test_a_pid_of_another_container_is_told_as_that(name: str, here: bool) -> None:
     with shm.Publisher(name, slots=4, reliable=True) as publisher, shm.Subscriber(name, reliable=True) as subscriber:

@@ -194,11 +194,12 @@ class _Subscriber(_native.Subscriber):
         self._stuck_logged_at = time.monotonic()
         logger.warning(
             "bus %r waits for subscriber %r: its queue of %d messages has been full for %g s and nobody reads it; read "
-            "it, close it, or give it timeout= or another overflow=",
+            "it, close it, or give it timeout= or another overflow=%s",
             getattr(self.bus, "name", "?"),
             self.name,
             self.depth,
             seconds,
+            "; the bus is closing, which timeout= and drain=False of its close() end" * getattr(self.bus, "closed", False),
         )
 
     def __repr__(self) -> str:

@@ -74,6 +74,7 @@ def _member(channel: Channel, member: Member) -> Iterator[Finding]:
     ended = member.pid if member.here else name
     if not member.alive:
         yield Finding(f"the {member.kind} {name} died; the next one who needs its slots takes them", grave=False)
+        return
     yield from _blocked(channel, member, name)
     if not member.held:
         return
