@@ -254,7 +254,7 @@ def test_a_function_that_cannot_keep_its_subscriber_is_refused_before_there_is_o
     with Bus("house", mode="direct") as bus:
         for function in (found.append, print):
             for decorate in (bus.on(1), declare(1)):
-                with pytest.raises(TypeError, match="cannot keep its subscriber.*handler=FUNCTION"):
+                with pytest.raises(TypeError, match=r"cannot keep its subscriber.*handler=FUNCTION"):
                     decorate(function)
         bus.publish(b"x", 1)
         assert found == []

@@ -192,6 +192,7 @@ class _Subscriber(_native.Subscriber):
         if time.monotonic() - self._stuck_logged_at < TELL_STUCK_S:
             return
         self._stuck_logged_at = time.monotonic()
+        closing = bool(getattr(self.bus, "closed", False))
         logger.warning(
             "bus %r waits for subscriber %r: its queue of %d messages has been full for %g s and nobody reads it; read "
             "it, close it, or give it timeout= or another overflow=%s",
@@ -199,7 +200,7 @@ class _Subscriber(_native.Subscriber):
             self.name,
             self.depth,
             seconds,
-            "; the bus is closing, which timeout= and drain=False of its close() end" * getattr(self.bus, "closed", False),
+            "; the bus is closing, which timeout= and drain=False of its close() end" * closing,
         )
 
     def __repr__(self) -> str:

@@ -378,7 +378,8 @@ def _bisect(
     _tell(verdict.report)
     if found is not None:
         if found.inputs > MAX_INPUTS:
-            raise InvalidArgument(f"{show.count_text(found.inputs)} inputs before the break are too many to shrink (--from)")
+            many = _counted(found.inputs, "input")
+            raise InvalidArgument(f"{many} before the break are too many to shrink (--from)")
         tries = _Tries(list(islice(script.inputs(sources), found.inputs)))
         least, confirmed = False, None
         try:

@@ -62,7 +62,8 @@ def clean(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.
     # Nobody can tell who uses a damaged one: its members stand in what is damaged.
     damaged = [channel for channel in channels() if channel.problem]
     for channel in damaged:
-        exits.told(f"left as it is: {channel.name} ({channel.problem}); penstock why shm:{channel.name} says what to do")
+        advice = f"penstock why shm:{channel.name} says what to do"
+        exits.told(f"left as it is: {channel.name} ({channel.problem}); {advice}")
     if not removed and not damaged:
         typer.echo("nothing was left behind")
 

@@ -106,8 +106,8 @@ def _started_or_refused(start: Callable[..., None]) -> Callable[..., None]:
 def _begun_or_refused(begin: Callable[..., int]) -> Callable[..., int]:
     def begun(*arguments: Any, **options: Any) -> int:
         if _now is not None and _now.calls():
-            place = innermost(sys._getframe(1))
-            clocks.refuse_if_virtual(f"a thread of one's own (started at {place}; clock.call_later takes recorded time)")
+            place = f"started at {innermost(sys._getframe(1))}"
+            clocks.refuse_if_virtual(f"a thread of one's own ({place}; clock.call_later takes recorded time)")
         return begin(*arguments, **options)
 
     return begun
