@@ -118,6 +118,10 @@ bool read_timeout(PyObject *object, std::int64_t &deadline_ns) {
 bool read_bool(PyObject *dictionary, const char *key, bool &value) {
     PyObject *object = PyDict_GetItemString(dictionary, key);
     if (!object || object == Py_None) return true;
+    if (PyUnicode_Check(object) || PyBytes_Check(object) || PyFloat_Check(object)) {  // "no" would be true
+        PyErr_Format(PyExc_TypeError, "%s must be True or False, not %R", key, object);
+        return false;
+    }
     int truth = PyObject_IsTrue(object);
     value = truth > 0;
     return truth >= 0;

@@ -25,6 +25,8 @@ PyObject *publisher_wait_ready(PyObject *object, PyObject *arguments, PyObject *
     return PyBool_FromLong(woken == Woken::ready);
 }
 
+constexpr std::size_t most_told = 1'000'000;  // by one call: a list of what was published for days would fill the memory
+
 PyObject *publisher_retired(PyObject *object, PyObject *arguments, PyObject *names) {
     static const char *keywords[] = {"timeout", nullptr};
     PublisherObject *self = as_publisher(object);
@@ -41,7 +43,7 @@ PyObject *publisher_retired(PyObject *object, PyObject *arguments, PyObject *nam
     Woken woken;
     if (deadline != 0 && !wait_with(self, woken, [&] { return handle->wait_retired(deadline); })) return nullptr;
     try {
-        std::vector<std::uint32_t> slots = handle->retired();
+        std::vector<std::uint32_t> slots = handle->retired(most_told);
         PyObject *list = PyList_New(Py_ssize_t(slots.size()));
         for (std::size_t i = 0; list && i < slots.size(); ++i)
             PyList_SET_ITEM(list, Py_ssize_t(i), PyLong_FromUnsignedLong(slots[i]));
@@ -180,7 +182,8 @@ PyMethodDef methods[] = {
      "wait(timeout=None, descriptor=None)\n--\n\nWait until a slot may be had; False when the time is over or the other "
      "descriptor is readable."},
     {"retired", method(publisher_retired), METH_VARARGS | METH_KEYWORDS,
-     "retired(timeout=0)\n--\n\nSlots whose message was released by all since the last call."},
+     "retired(timeout=0)\n--\n\nSlots whose message was released by all since the last call, at most 1,000,000 of "
+     "them; the others are left for the next call."},
     {"fileno", publisher_fileno, METH_NOARGS, "fileno()\n--\n\nA descriptor that is readable when a slot may be had."},
     {"close", close_method<PublisherObject>, METH_NOARGS, "close()\n--\n\nLeave the channel."},
     {"_agree_on_schema", agree_on_schema_method<PublisherObject>, METH_VARARGS, nullptr},

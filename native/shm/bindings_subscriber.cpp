@@ -54,6 +54,26 @@ PyObject *subscriber_counts(PyObject *object, PyObject *) {
                          static_cast<unsigned long long>(handle->delivered_past()));
 }
 
+// Where what is there now ends; for _passed.
+PyObject *subscriber_end(PyObject *object, PyObject *) {
+    Subscriber *handle = usable(as_subscriber(object));
+    if (!handle) return nullptr;
+    try {
+        return PyLong_FromUnsignedLongLong(handle->has_next() ? handle->member.channel.tail() : 0);
+    } catch (...) {
+        return raise_current();
+    }
+}
+
+PyObject *subscriber_passed(PyObject *object, PyObject *argument) {
+    SubscriberObject *self = as_subscriber(object);
+    Subscriber *handle = usable(self);
+    if (!handle) return nullptr;
+    std::uint64_t end = PyLong_AsUnsignedLongLong(argument);
+    if (PyErr_Occurred()) return nullptr;
+    return PyBool_FromLong(!self->pending->any() && handle->reader.cursor >= end);
+}
+
 PyObject *subscriber_tell_drops(PyObject *object, PyObject *argument) {
     as_subscriber(object)->tells_drops = PyObject_IsTrue(argument) > 0;
     Py_RETURN_NONE;
@@ -83,6 +103,9 @@ PyObject *get_local(PyObject *object, void *) {
 }
 PyObject *get_retirement(PyObject *object, void *) {
     return read_property<SubscriberObject>(object, [](auto &h) { return PyBool_FromLong(h.retirement()); });
+}
+PyObject *get_typed(PyObject *object, void *) {
+    return read_property<SubscriberObject>(object, [](auto &h) { return PyBool_FromLong(h.typed()); });
 }
 PyObject *get_type(PyObject *object, void *) {
     return read_property<SubscriberObject>(object, [](auto &h) {
@@ -154,6 +177,8 @@ PyMethodDef methods[] = {
     {"_again", subscriber_again, METH_VARARGS, nullptr},
     {"_place_of", subscriber_place_of, METH_O, nullptr},
     {"_counts", subscriber_counts, METH_NOARGS, nullptr},
+    {"_end", subscriber_end, METH_NOARGS, nullptr},
+    {"_passed", subscriber_passed, METH_O, nullptr},
     {"_tell_drops", subscriber_tell_drops, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -167,6 +192,7 @@ PyGetSetDef getset[] = {
     {"local", get_local, nullptr, "Whether the channel is not to leave this machine; False before the first publisher.", nullptr},
     {"retirement", get_retirement, nullptr,
      "Whether a publisher was opened with retirement: it is told when its messages are released.", nullptr},
+    {"_typed", get_typed, nullptr, "Whether a publisher is there whose channel, or virtual channel, has a type.", nullptr},
     {"type", get_type, nullptr, "Name of the type that the channel carries; empty where none was given.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 

@@ -1,6 +1,7 @@
 #include "shm/publisher.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace penstock::shm {
 
@@ -19,6 +20,7 @@ Publisher::Publisher(const Options &options, bool with_checksums)
     if (options.mux.empty() && options.slot_size > slot_size() &&
         !(member.channel.header->flags.load() & channel_fixed_size))
         grow(options.slot_size);
+    if (retirement) untold_.resize(member.channel.slot_count);
     counters->capacity.set(member.channel.slot_count);
 }
 
@@ -172,23 +174,30 @@ bool Publisher::is_retired(std::uint64_t sequence, std::uint32_t slot) const {
     return !channel.is_held(slot);
 }
 
-bool Publisher::any_retired() {
-    return std::any_of(outstanding_.begin(), outstanding_.end(),
-                       [&](auto &message) { return is_retired(message.first, message.second); });
+bool Publisher::any_retired() const {
+    for (std::uint32_t slot = 0; slot < untold_.size(); ++slot)
+        if (count_retired(slot)) return true;
+    return false;
 }
 
-std::size_t Publisher::count_retired() const {
-    return std::size_t(std::count_if(outstanding_.begin(), outstanding_.end(),
-                                     [&](auto &message) { return is_retired(message.first, message.second); }));
+std::uint64_t Publisher::count_retired() const {
+    std::uint64_t count = 0;
+    for (std::uint32_t slot = 0; slot < untold_.size(); ++slot) count += count_retired(slot);
+    return count;
 }
 
 std::vector<std::uint32_t> Publisher::retired(std::size_t most) {
+    std::vector<std::pair<std::uint32_t, std::uint64_t>> found;  // a slot, and how many of its messages
+    for (std::uint32_t slot = 0; slot < untold_.size(); ++slot)
+        if (std::uint64_t count = count_retired(slot)) found.emplace_back(slot, count);
+    std::sort(found.begin(), found.end(),
+              [&](auto &one, auto &other) { return untold_[one.first].oldest < untold_[other.first].oldest; });
     std::vector<std::uint32_t> slots;
-    std::erase_if(outstanding_, [&](auto &message) {
-        if (slots.size() >= most || !is_retired(message.first, message.second)) return false;
-        slots.push_back(message.second);
-        return true;
-    });
+    for (auto &[slot, released] : found) {
+        std::uint64_t count = std::min<std::uint64_t>(released, most - slots.size());
+        slots.insert(slots.end(), count, slot);
+        untold_[slot].tell(count);
+    }
     return slots;
 }
 

@@ -5,8 +5,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
-#include <utility>
 #include <vector>
 
 #include "counters/counters.hpp"
@@ -71,7 +69,7 @@ class Publisher {
         std::uint64_t sequence = member.channel.commit(writer, place.slot, now_ns);
         if (sequence == 0) [[unlikely]] return 0;
         --reserved;
-        if (retirement) outstanding_.emplace_back(sequence, place.slot);
+        if (retirement) untold_[place.slot].add(sequence);
         counters->matched.add();
         counters->delivered.add();
         counters->bytes.add(size);
@@ -110,10 +108,11 @@ class Publisher {
     std::uint32_t subscribers() const;
     std::uint32_t publishers() const;
 
-    // Slots whose message was released by all subscribers since the last call; those beyond `most` are left for the next.
+    // Slots whose message was released by all subscribers since the last call, each as often as that happened, in the
+    // order of the oldest such message; those beyond `most` are left for the next call.
     std::vector<std::uint32_t> retired(std::size_t most = SIZE_MAX);
-    std::size_t count_retired() const;
-    bool any_retired();
+    std::uint64_t count_retired() const;
+    bool any_retired() const;
     Woken wait_retired(std::int64_t deadline_ns);
 
     // For pollers of the descriptor: true if it was armed (no slot is available), false if there is one.
@@ -154,7 +153,27 @@ class Publisher {
     std::uint32_t moved_since_ = 0;
     bool retiring_ = false;
     std::int64_t looked_ns_ = 0;
-    std::deque<std::pair<std::uint64_t, std::uint32_t>> outstanding_;
+    // Of a slot: the messages published there whose release was not told yet. All but the newest one are released, since
+    // the slot was taken again, so that a count is enough, however many there are.
+    struct Untold {
+        std::uint64_t oldest = 0, newest = 0;  // sequences; 0: there is none
+        std::uint64_t before_newest = 0;
+
+        void add(std::uint64_t sequence) {
+            if (oldest) ++before_newest;
+            else oldest = sequence;
+            newest = sequence;
+        }
+        void tell(std::uint64_t count) {
+            if (count > before_newest) *this = {};
+            else if ((before_newest -= count) == 0) oldest = newest;
+        }
+    };
+    std::uint64_t count_retired(std::uint32_t slot) const {
+        const Untold &untold = untold_[slot];
+        return untold.oldest ? untold.before_newest + is_retired(untold.newest, slot) : 0;
+    }
+    std::vector<Untold> untold_;  // by slot, where retirement was asked for
 };
 
 }  // namespace penstock::shm

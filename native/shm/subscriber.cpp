@@ -337,14 +337,28 @@ void Subscriber::update_counters(bool alone) {
     counters->lag.set(end > reader.cursor ? end - reader.cursor : 0);
 }
 
-bool Subscriber::retirement() const {
+template <typename Condition>
+bool Subscriber::any_publisher(Condition holds) const {
     const Channel &channel = member.channel;
     for (std::uint32_t i = 0; i < channel.publisher_capacity; ++i) {
         const Member &writer = channel.publishers[i];
         bool is_read = reader.vchan < 0 || reader.vchan == writer.vchan;
-        if (writer.taken.load() && is_read && (writer.flags & member_retirement)) return true;
+        if (writer.taken.load() && is_read && holds(writer)) return true;
     }
     return false;
+}
+
+bool Subscriber::retirement() const {
+    return any_publisher([](const Member &writer) { return (writer.flags & member_retirement) != 0; });
+}
+
+bool Subscriber::typed() const {
+    const Channel &channel = member.channel;
+    return any_publisher([&](const Member &writer) {
+        std::int32_t vchan = writer.vchan;
+        bool is_virtual = channel.vchans && vchan >= 0 && vchan < std::int32_t(max_vchans);
+        return (is_virtual ? channel.vchans[vchan].type[0] : channel.header->type[0]) != 0;
+    });
 }
 
 std::string Subscriber::why_limit() const {

@@ -100,6 +100,8 @@ class Subscriber {
     std::uint64_t delivered_past() const { return history_; }
     // Whether a publisher whose messages it reads asks which of them all have released.
     bool retirement() const;
+    // Whether it has a publisher whose channel, or virtual channel, has a type.
+    bool typed() const;
     std::string why_limit() const;
 
    private:
@@ -110,6 +112,8 @@ class Subscriber {
     }
     void wake_for_release() noexcept;
     [[noreturn]] void refuse_message(std::uint64_t sequence, std::uint32_t slot, const std::string &why);
+    template <typename Condition>
+    bool any_publisher(Condition holds) const;  // of those whose messages it reads
     bool prepare();
     bool deliver(View &view, std::uint32_t slot);
     bool fill(View &view, std::uint32_t slot, std::uint64_t sequence);

@@ -58,6 +58,7 @@ ROOMS: Mapping[str, str] = {
 }
 
 
+LOCAL = {"bus": "bus:NAME", "shm": "shm:/NAME", "journal": "journal:DIRECTORY"}
 NETWORK = {"tcp": "tcp://HOST:PORT", "broker": "broker://HOST:PORT/TOPIC", "nats": "nats://HOST[:4222]/SUBJECT"}
 DEFAULT_PORTS = {"nats": 4222}  # of each host that is written without one
 NO_BROKER = "there is no broker"  # what a tcp:// port of ours answers to a broker's client
@@ -98,6 +99,8 @@ def parse(text: str) -> Address:
         schemes = ("broker",) if "/" in text or "," in text else ("broker", "tcp")
         meant = f"did you mean {' or '.join(f'{each}://{text}' for each in schemes)}?"
         hint = meant if _HOST_AND_PORT.match(text) else nearest(scheme, ROOMS)
+        if not colon and scheme in ROOMS:
+            raise InvalidArgument(f"address {text!r} is a scheme alone; write {(LOCAL | NETWORK)[scheme]}")
         raise InvalidArgument(f"address {text!r} has no known scheme; {hint}")
     rest, _, query = rest.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))

@@ -97,6 +97,12 @@ def check_timeout(timeout: float | None, option: str = "timeout") -> float | Non
     return float(timeout)
 
 
+def check_flag(option: str, value: Any) -> None:
+    """A text is no flag: "no" would be true."""
+    if isinstance(value, str | bytes | float):
+        raise TypeError(f"{option} must be True or False, not {value!r}")
+
+
 def check_subscribers(subscribers: int) -> None:
     """The number that ``wait_ready`` waits for."""
     if subscribers < 0:
@@ -497,6 +503,8 @@ class Subscriber(Handle, Generic[T]):
         while (function := self._callback) is not None and (message := next(there, None)) is not None:
             self._call(function, message)
             count += 1
+        if (function is None or not count) and self.closed:
+            raise ClosedError("this subscriber is closed")
         return count
 
     def _call(self, function: Callable[..., Any], message: Message[T]) -> None:

@@ -14,6 +14,7 @@ be called from any thread.
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import itertools
 import logging
@@ -181,6 +182,7 @@ class VirtualClock(_Heap):
         self.refused: RefusedError | None = None
         #: Failures while this clock was in use that no caller got: (where, the error), the first ``MAX_FAILURES``.
         self.failures: list[tuple[str, BaseException]] = []
+        self._fired: Callable[[], object] | None = None  # the function of the last timer
 
     def now(self) -> float:
         """Seconds advanced so far."""
@@ -212,8 +214,18 @@ class VirtualClock(_Heap):
             return False
         now = max(self._now, timer.when)
         self._set(now, max(self._time_ns, self._start_ns + round(now * 1e9)))
+        self._fired = timer.function
         timer.function()
         return True
+
+    def place(self) -> str:
+        """Where a replay is, and the function of the last timer, for the text of an error."""
+        function: object = self._fired
+        while isinstance(function, functools.partial):
+            function = function.func
+        code = getattr(function, "__code__", None)
+        timer = f"the last timer: {code.co_filename}:{code.co_firstlineno}, in {code.co_name}" if code else ""
+        return "; ".join(filter(None, (self.where(), timer)))
 
     def seconds_at(self, time_ns: int) -> float:
         """What ``now()`` gives at a moment since 1970."""

@@ -574,6 +574,78 @@ def test_the_type_of_a_virtual_channel_is_carried_or_told() -> None:
         assert first.not_held == ["type"]
 
 
+@pytest.mark.parametrize("sink", ["tcp://127.0.0.1:0", "shm:/MUX-there", "bus:types"])
+def test_a_type_that_comes_later_is_told_once(sink: str, caplog: pytest.LogCaptureFixture) -> None:
+    mux = f"/mux-{time.time_ns()}"
+    names = {} if sink.startswith("shm:") else None
+    with (
+        shm.Publisher(f"{mux}/1", mux=mux) as first,
+        Bridge(f"shm:{mux}", sink.replace("/MUX", mux), names=names) as bridge,
+    ):
+        first.publish(b"1")
+        assert bridge.run(1) == 1 and "type" not in bridge.not_held
+        for number in (2, 3):
+            with shm.Publisher(f"{mux}/{number}", mux=mux, type=f"image{number}") as later:
+                later.publish(b"%d" % number)
+                assert bridge.run(1) == 1
+            assert "type" in bridge.not_held and caplog.text.count("cannot hold type of messages") == 1
+
+
+def test_a_type_that_an_open_channel_takes_later_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    name = f"/typed-{time.time_ns()}"
+    with shm.Publisher(name) as first, Bridge(f"shm:{name}", "tcp://127.0.0.1:0") as bridge:
+        first.publish(b"1")
+        assert bridge.run(1) == 1 and bridge.not_held == []
+        with shm.Publisher(name, type="image") as later:
+            for _ in range(2):
+                later.publish(b"2")
+                assert bridge.run(1) == 1
+    assert bridge.not_held == ["type"] and caplog.text.count("cannot hold type of messages") == 1
+
+
+@pytest.mark.parametrize("source_first", [True, False])
+def test_the_schema_is_declared_before_the_first_message(source_first: bool) -> None:
+    source = f"shm:/typed-{time.time_ns()}"
+    with contextlib.ExitStack() as stack:
+        if source_first:
+            camera = stack.enter_context(penstock.publisher(source, type=dict[str, int]))
+        bridge = stack.enter_context(Bridge(source, "tcp://127.0.0.1:0").start())
+        if not source_first:
+            camera = stack.enter_context(penstock.publisher(source, type=dict[str, int]))
+            deadline = time.monotonic() + LONG
+            while bridge.publisher.schema is None:  # the bridge has found its source
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        early = stack.enter_context(penstock.subscriber(bridge.sink))
+        assert bridge.publisher.wait_ready(1, LONG)
+        wrong = stack.enter_context(penstock.subscriber(bridge.sink, type=str))
+        with pytest.raises(penstock.RefusedError):
+            wrong.receive(LONG)
+        camera.publish({"x": 1})
+        assert bytes(early.receive(LONG)) == b'{"x":1}' and early.schema is not None
+    assert bridge.not_held == []
+
+
+def test_a_schema_that_the_sink_refuses_is_in_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    name = f"shm:/typed-{time.time_ns()}"
+    with (
+        penstock.publisher(name, type=dict[str, int]) as camera,
+        penstock.publisher(f"{name}-other", type=str),
+        Bridge(name, f"{name}-other") as bridge,
+    ):
+        assert bridge.not_held == ["type"] and "cannot hold type" in bridge.losses[0]
+        camera.publish({"x": 1})
+        assert bridge.run(1) == 1 and bridge.not_held == ["type"]
+    assert caplog.text.count("without their type") == 1
+
+
+def test_a_closed_bridge_does_not_start() -> None:
+    bridge = Bridge(f"shm:/closed-{time.time_ns()}", "bus:closed").start()
+    bridge.close()
+    with pytest.raises(penstock.ClosedError):
+        bridge.start()
+
+
 def test_a_sink_that_is_there_takes_the_type_or_it_is_told() -> None:
     name = f"/typed-{time.time_ns()}"
     with (

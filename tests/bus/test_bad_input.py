@@ -9,7 +9,15 @@ import pytest
 
 import penstock
 from penstock._core import bus as native
-from penstock.bus import Bus, CallbackMessage, CallbackSubscriber, QueueSubscriber, SlabAllocator, StaticMessage
+from penstock.bus import (
+    Bus,
+    CallbackMessage,
+    CallbackSubscriber,
+    QueueSubscriber,
+    SlabAllocator,
+    StaticMessage,
+    declare,
+)
 from penstock.errors import InvalidArgument, StateError
 
 BAD_IDS: list[Any] = [-1, 65536, 1 << 40, -(1 << 80)]
@@ -239,3 +247,22 @@ def test_on_without_an_id_is_refused_at_once() -> None:
 
             @bus.on(1)
             async def note(message: object) -> None: ...
+
+
+def test_a_function_that_cannot_keep_its_subscriber_is_refused_before_there_is_one() -> None:
+    found: list[object] = []
+    with Bus("house", mode="direct") as bus:
+        for function in (found.append, print):
+            for decorate in (bus.on(1), declare(1)):
+                with pytest.raises(TypeError, match=r"cannot keep its subscriber.*handler=FUNCTION"):
+                    decorate(function)
+        bus.publish(b"x", 1)
+        assert found == []
+        bus.subscribe(1, kind="callback", handler=found.append)
+        bus.publish(b"x", 1)
+        assert len(found) == 1
+
+
+def test_an_executor_is_one() -> None:
+    with pytest.raises(TypeError, match="executor must have a method submit"):
+        Bus("house", executor=5)  # type: ignore[arg-type]

@@ -200,3 +200,13 @@ def test_the_end_of_a_program_waits_for_a_handler_at_work() -> None:
     ended.join(LONG)
     assert not bus._thread.is_alive()
     bus.close()
+
+
+def test_a_closing_bus_that_waits_says_how_to_end_that(caplog: pytest.LogCaptureFixture) -> None:
+    for closing in (False, True):
+        with Bus("house") as bus:
+            stuck = bus.subscribe(1, depth=2)
+            if closing:
+                bus._stop(False)  # the first thing that close does
+            stuck._tell_stuck(1.0)
+            assert ("the bus is closing" in caplog.messages[-1]) == closing

@@ -71,6 +71,27 @@ def test_a_difference_is_shown_with_code_4(folder: Path) -> None:
     assert json.loads(run("replay", "--verify", "out1", "out2", "--json", cwd=folder).stdout)["equal"] is False
 
 
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (0, "message 1 differs in payload; it is the first one"),
+        (1, "message 2 differs in payload; the 1 message before it is equal"),
+        (1100, "message 1,101 differs in payload; the 1,100 messages before it are equal"),
+        (1200, "equal: 1,200 messages"),
+    ],
+)
+def test_the_number_of_a_difference_and_the_count_before_it_agree(tmp_path: Path, first: int, said: str) -> None:
+    for name in ("one", "other"):
+        with Journal(tmp_path / name) as journal:
+            journal.commit(
+                Entry("speed", name.encode() if n == first else b"same", timestamp_ns=BEGIN_NS + n) for n in range(1200)
+            )
+    done = run("replay", "--verify", "one", "other", cwd=tmp_path)
+    assert done.stdout.splitlines()[0] == said and done.returncode == (0 if first == 1200 else 4)
+    found = json.loads(run("replay", "--verify", "one", "other", "--json", cwd=tmp_path).stdout)
+    assert found["messages"] == first
+
+
 def test_a_rule_is_broken_and_its_inputs_can_be_replayed(folder: Path) -> None:
     done = run("replay", "rec", "--into", "gateway.json", "--bisect", "value.twice < 80", "-o", "least", cwd=folder)
     assert done.returncode == 4, done.stderr
@@ -161,7 +182,7 @@ def test_modules_in_processes_are_refused_by_name(folder: Path) -> None:
 # ---- what a module or program of a user's does wrong
 
 MODULES = """
-import concurrent.futures, ctypes, os, signal, subprocess, sys, threading, time
+import _thread, concurrent.futures, ctypes, os, signal, subprocess, sys, threading, time
 import penstock
 from penstock.gateway import Module, Source
 
@@ -318,6 +339,15 @@ class InPool(Module):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             self.publish(pool.submit(bytes, message).result())
 
+class InProcesses(Module):
+    def receive(self, message):
+        with concurrent.futures.ProcessPoolExecutor(1) as pool:
+            self.publish(pool.submit(bytes, message).result())
+
+class Low(Module):
+    def receive(self, message):
+        _thread.start_new_thread(print, ("it runs",))
+
 class AtTheEnd(Module):
     def receive(self, message):
         pass
@@ -414,6 +444,8 @@ def test_what_a_module_opens_at_its_import_is_refused(folder: Path, opened: str)
         ("InSource", "'of a source', started at {folder}/modules.py:"),
         ("InTimer", "'Thread-1', started at {folder}/modules.py:"),
         ("InPool", "'ThreadPoolExecutor-0_0', started at {folder}/modules.py:"),
+        ("InProcesses", ", started at {folder}/modules.py:"),
+        ("Low", "(started at {folder}/modules.py:"),
         ("AtTheEnd", "'last', started at {folder}/modules.py:"),
         ("ByClock", "'late', started at"),
     ],
@@ -424,7 +456,7 @@ def test_threads_of_a_module_are_refused_when_they_are_started(folder: Path, kin
         done = run("replay", "rec", "--into", file, *options, cwd=folder)
         (line,) = done.stderr.splitlines()
         assert done.returncode == 1 and done.stdout == ""
-        assert f"a thread of one's own ({told.format(folder=folder)}" in line
+        assert "a thread of one's own (" in line and told.format(folder=folder) in line
         assert "clock.call_later takes recorded time) cannot be replayed the same way twice (" in line
         assert kind != "InSource" or "(it source, after input 3)" in line
 

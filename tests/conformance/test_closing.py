@@ -62,6 +62,15 @@ def test_a_closed_handle_is_listed_no_more(reach: Reach) -> None:
     assert publisher.ledger.balanced and subscriber.ledger.balanced
 
 
+def test_process_all_of_a_closed_subscriber_is_refused_with_a_function_and_without(reach: Reach) -> None:
+    for function in (None, print):
+        _, subscriber = reach.pair()
+        subscriber.on_message(function)
+        subscriber.close()
+        with pytest.raises(penstock.ClosedError):
+            subscriber.process_all()
+
+
 def _close_in_the_midst(handle: Any, use: Callable[[Any], Any], round_: int) -> BaseException:
     """Another thread uses the handle again and again; closed meanwhile: what its last use raised."""
     ends: list[BaseException] = []

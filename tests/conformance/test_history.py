@@ -46,6 +46,18 @@ def test_fewer_than_are_kept_come_all(reach: Reach) -> None:
     assert read_all(reach.subscriber(), 2) == [b"1", b"2"]
 
 
+def test_process_all_takes_what_was_kept(reach: Reach) -> None:
+    publisher = reach.publisher(history=10)
+    publisher.publish_many(numbers(1, 3))
+    subscriber = reach.subscriber()
+    found: list[bytes] = []
+    subscriber.on_message(lambda message: found.append(bytes(message)))
+    while found[-1:] != [b"3"]:  # a reach may bring them one by one, but none of them waits for another message
+        assert subscriber.wait(LONG)
+        assert subscriber.process_all() > 0
+    assert found == numbers(1, 3)
+
+
 def test_everybody_who_joins_gets_them_with_their_ordinals_and_times(reach: Reach) -> None:
     publisher = reach.publisher(history=3)
     publisher.publish_many(numbers(1, 5))

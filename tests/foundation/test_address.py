@@ -37,6 +37,8 @@ def test_parts(text: str, parts: dict[str, object]) -> None:
     [
         ("smh:/x", "did you mean shm"),
         ("camera", "no known scheme"),
+        ("bus", "is a scheme alone; write bus:NAME"),
+        ("broker", "is a scheme alone; write broker://HOST:PORT/TOPIC"),
         ("", "no known scheme"),
         ("127.0.0.1:9876/orders", r"did you mean broker://127.0.0.1:9876/orders\?"),
         ("127.0.0.1:9876", r"did you mean broker://127.0.0.1:9876 or tcp://127.0.0.1:9876\?"),

@@ -177,6 +177,17 @@ def test_what_cannot_be_loaded_is_told_by_its_path(loading: dict[str, Any], args
         recipe(entry, {})
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_module_that_exits_at_its_import_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    (tmp_path / f"exits{code}.py").write_text(f"import sys\nsys.exit({code})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    loading = {**KIND, "entrypoint": f"exits{code}:Class"}
+    with pytest.raises(ConfigurationError, match=f"importing 'exits{code}' failed: SystemExit: {code}"):
+        recipe(parse({"modules": [{**A, "loader": loading}], "links": []}).modules[0], {})
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(

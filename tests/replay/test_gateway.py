@@ -392,7 +392,7 @@ def test_modules_that_go_round_in_a_loop_are_told(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(stages, "MAX_AT_ONCE", 1000)
     script = recording(tmp_path / "rec", plain("a"))
     file = gateway_file(tmp_path, [module("loop", HERE + "Loops")], [link("shm:/in", "loop"), link("loop", "loop")])
-    with pytest.raises(StateError, match="loop"):
+    with pytest.raises(StateError, match=r"in a loop \(loop, at input 1: topic in, ordinal 1\)"):
         run(tmp_path / "out", script, file)
 
 

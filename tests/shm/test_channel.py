@@ -6,7 +6,9 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -345,6 +347,53 @@ def test_an_activation_without_a_slot_is_told_at_the_users_line(name: str) -> No
             publisher.close()
 
 
+@pytest.mark.parametrize("option", ["reliable", "activation", "retirement", "local", "fixed_size", "checksum"])
+def test_a_text_is_no_flag(name: str, option: str) -> None:
+    with pytest.raises(TypeError, match=f"{option} must be True or False, not 'no'"):
+        shm.Publisher(name, **{option: "no"})  # type: ignore[arg-type]
+
+
+class Keeper:
+    """Keeps its last message beside the function that was called with it."""
+
+    def __init__(self, name: str, how: str) -> None:
+        self.last: Any = None
+        self.called = threading.Event()
+        self.subscriber = shm.Subscriber(name, on_message=self.keep if how == "at opening" else None)
+        if how == "process_all":
+            self.subscriber.on_message(self.keep)
+        if how == "on_dropped":
+            self.subscriber.on_dropped(self.dropped)
+
+    def keep(self, message: Any) -> None:
+        self.last = message
+        self.called.set()
+
+    def dropped(self, subscriber: shm.Subscriber, count: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("how", ["at opening", "process_all", "on_dropped"])
+def test_a_closed_subscriber_lets_go_of_its_functions(name: str, how: str) -> None:
+    with shm.Publisher(name, slots=16) as publisher:
+        for _ in range(20):  # more than there are slots
+            keeper = Keeper(name, how)
+            publisher.publish(b"x")
+            if how == "at opening":
+                assert keeper.called.wait(LONG)
+            elif how == "process_all":
+                keeper.subscriber.process_all()
+            else:
+                keeper.last = keeper.subscriber.read(0)
+            assert keeper.last is not None
+            keeper.subscriber.close()
+            forgotten = weakref.ref(keeper)
+            del keeper
+            gc.collect()
+            assert forgotten() is None
+        assert publisher.subscribers == 0
+
+
 def test_retirement(name: str) -> None:
     with shm.Publisher(name, retirement=True, slots=8) as publisher:
         one, two = shm.Subscriber(name), shm.Subscriber(name)
@@ -358,6 +407,46 @@ def test_retirement(name: str) -> None:
         assert publisher.retired() == []
         one.close()
         two.close()
+
+
+def test_every_retirement_is_told_once_in_the_order_of_publishing(name: str) -> None:
+    with shm.Publisher(name, retirement=True, slots=8) as publisher, shm.Subscriber(name) as subscriber:
+        publisher.publish(b"held")
+        held = subscriber.read(0)
+        assert held is not None
+        for turn in range(100):  # each slot but the held one many times
+            publisher.publish(b"%d" % turn)
+            assert subscriber.read(0) is not None
+        assert len(publisher.retired()) == 100 and publisher.retired() == []
+        del held
+        assert len(publisher.retired()) == 1, "it was held all the time"
+        publisher.publish_many([b"x"] * 4)
+        assert publisher.retired() == [], "nobody has read them"
+        slots = [subscriber._place_of(message)[0] for message in subscriber.read_many(4, 0)]
+        assert publisher.retired() == slots
+
+
+@pytest.mark.parametrize(
+    ("published", "read"), [({}, {}), ({"history": 5}, {}), ({"history": 5}, {"reliable": True}), ({"mux": True}, {"mux": True})]
+)
+def test_process_all_takes_what_was_there_before_the_subscriber(
+    name: str, published: dict[str, Any], read: dict[str, Any]
+) -> None:
+    published, read = ({**options, **({"mux": f"{name}-mux"} if "mux" in options else {})} for options in (published, read))
+    with shm.Publisher(name, **published) as publisher:
+        publisher.publish_many([b"1", b"2"])
+        with shm.Subscriber(name, **read) as subscriber:
+            calls: list[bytes] = []
+
+            def note(message: Any) -> None:
+                calls.append(bytes(message))
+                publisher.publish(b"meanwhile")
+
+            subscriber.on_message(note)
+            assert subscriber.wait(0) and subscriber.process_all() == 2 and calls == [b"1", b"2"]
+            subscriber.on_message(lambda message: calls.append(bytes(message)))
+            assert subscriber.process_all() == 2 and calls[2:] == [b"meanwhile"] * 2
+            assert subscriber.process_all() == 0 and not subscriber.wait(0)
 
 
 def test_a_subscriber_sees_that_a_publisher_asks_for_retirement(name: str) -> None:

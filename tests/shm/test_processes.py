@@ -411,3 +411,31 @@ def test_the_ledger_in_a_forked_child_moves_nothing(name: str) -> None:
                 os._exit(code)
         assert os.waitpid(child_pid, 0)[1] == 0
         assert [member.next_ordinal for member in shm.channels()[0].subscribers] == [before]
+
+
+NEVER_ASKED = """
+import pathlib, sys
+from penstock import shm
+
+def resident():
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+with shm.Publisher(sys.argv[1], retirement=True, slots=8) as publisher:
+    batch = [b"x"] * 1000
+    publisher.publish_many(batch)
+    before = resident()
+    for _ in range(2_000):
+        publisher.publish_many(batch)
+    print(resident() - before)
+    told = [len(publisher.retired()) for _ in range(4)]
+    print(told)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_retirements_that_nobody_asks_for_take_no_memory(name: str) -> None:
+    command = [sys.executable, "-c", NEVER_ASKED, name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG)
+    grown, told = done.stdout.splitlines()
+    assert int(grown) < 8 << 20, "16 bytes a message would be 32 MB"
+    assert told == "[1000000, 1000000, 1000, 0]", "a call tells a million, the next one the others"

@@ -2,6 +2,7 @@
 #include "shm/c/penstock_shm.h"
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -334,7 +335,7 @@ int penstock_shm_retired(penstock_shm_publisher *publisher, double timeout_s, ui
             persist([&] { return publisher->handle.wait_retired(deadline); });
         std::vector<std::uint32_t> released = publisher->handle.retired(room);
         std::copy(released.begin(), released.end(), slots);
-        return int(released.size() + publisher->handle.count_retired());
+        return int(std::min<std::uint64_t>(released.size() + publisher->handle.count_retired(), INT_MAX));
     });
 }
 

@@ -106,7 +106,7 @@ uint32_t penstock_shm_metadata_size(const penstock_shm_publisher *publisher);
 /* An empty message that says this publisher is there: 1, or 0 where no slot was free. */
 int penstock_shm_activate(penstock_shm_publisher *publisher);
 /* Slots whose message all have released since the last call: how many there are, of which `room` are stored; the others
- * are left for the next call. */
+ * are left for the next call. INT_MAX where there are more. */
 int penstock_shm_retired(penstock_shm_publisher *publisher, double timeout_s, uint32_t *slots, size_t room);
 /* Readable when a slot may be had; each call arms it anew. */
 int penstock_shm_publisher_fileno(penstock_shm_publisher *publisher);
@@ -128,7 +128,8 @@ int penstock_shm_publisher_wait(penstock_shm_publisher *publisher, double timeou
 int penstock_shm_subscriber_open(const char *name, const penstock_shm_options *options, penstock_shm_subscriber **opened);
 void penstock_shm_subscriber_close(penstock_shm_subscriber *subscriber);
 
-/* 1 with a message, 0 without (the time is over, or with timeout_s 0 as many are held as may be). */
+/* 1 with a message, 0 without (the time is over, or with timeout_s 0 as many are held as may be). A signal does not end
+ * it, nor any other wait: give a time, or wait with a `descriptor` that the signal's function writes to. */
 int penstock_shm_read(penstock_shm_subscriber *subscriber, double timeout_s, penstock_shm_message *message);
 int penstock_shm_read_newest(penstock_shm_subscriber *subscriber, penstock_shm_message *message);
 int penstock_shm_release(penstock_shm_subscriber *subscriber, const penstock_shm_message *message);

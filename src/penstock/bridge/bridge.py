@@ -44,6 +44,7 @@ from penstock.types import Schema, Terms
 
 RETIREMENT = "retirement"
 LEAVING = ("tcp", "broker", "nats")  # reaches whose readers may be on another machine
+AT_HAND = ("bus", "shm", "tcp", "journal")  # reaches that know a schema without asking a server
 CLOSE_S = 5.0  # how long `close` waits for a sink that is full
 POLL_S = 0.2  # a close by another thread is noticed within this time
 
@@ -102,6 +103,8 @@ class Bridge:
         found = _find_source(source)
         self._waits_for_channel = found is None and addresses.parse(source).scheme == "shm"
         self._lost: dict[str, list[str]] = {}  # by sink: that of the bridge, those of its map
+        self._announced: str | None = None  # the schema
+        self._typed = False  # a type was seen, and what becomes of it was told
         ring = _bridges_back(source, sink)
         if ring:
             logger.warning("%r forms a loop with %s: messages will circulate for ever", self, ", ".join(ring))
@@ -123,6 +126,7 @@ class Bridge:
                 addresses.subscriber(source, **dict(source_options or {}))
             )
             self._lost = self._losses_at(found)
+            self._announce_early()
             self._leaves_machine = any(addresses.parse(to).scheme in LEAVING for to in (sink, *others))
             self._refuse_local(found)
             self._stack = opened.pop_all()
@@ -156,6 +160,7 @@ class Bridge:
             if self._publisher is None and not self._closing.is_set():
                 self._open_publisher(found)
         self._log_losses(self._losses_at(found))
+        self._announce_early()
 
     # -- what is lost
 
@@ -194,6 +199,22 @@ class Bridge:
         """A publisher that asks for retirement may join at any time: told once, before its first message is carried."""
         if RETIREMENT not in self.not_held and self._has_retirement():
             self._log_losses({self.sink: [RETIREMENT]})
+
+    def _look_for_type(self) -> bool:
+        """Whether messages have a type since now: it may come later too, with a publisher of a virtual channel or of a
+        channel that had none. What becomes of it is told before the first such message is carried."""
+        if self._typed or not self._has_type():
+            return False
+        found = _find_source(self._addresses[0])
+        if found is not None:
+            self._typed = True
+            self._log_losses(self._losses_at(found))
+        return self._typed
+
+    def _has_type(self) -> bool:
+        with contextlib.suppress(ClosedError):  # by another thread
+            return bool(getattr(self.subscriber, "_typed", False))
+        return False
 
     def _log_losses(self, lost: dict[str, list[str]]) -> None:
         """Log those that were not known before."""
@@ -234,13 +255,16 @@ class Bridge:
                 self._open_sink_when_known()
             self._look_for_retirement()
             if not len(batch):
+                if not carried:
+                    self._announce_early()
                 continue
             if not carried:  # a channel that had no publisher at first is known to be local only now
                 self._refuse_local(_find_channel(self._addresses[0]))
             self._record_latency(batch)
             try:
-                if carrier is None:
+                if self._look_for_type() or carrier is None:
                     self._announce_schema()
+                if carrier is None:
                     carrier = Carrier(self.publisher, self._vchans, self.others, self._counters)
                 carrier.carry(batch)
                 carried += len(batch)
@@ -252,6 +276,8 @@ class Bridge:
 
     def start(self) -> Bridge:
         """``run`` in a thread of its own."""
+        if self._closing.is_set():
+            raise ClosedError(f"{self!r} is closed")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run_and_log, name="penstock-bridge", daemon=True)
             self._thread.start()
@@ -270,10 +296,21 @@ class Bridge:
             return  # several topics, each with a schema of its own
         try:
             text = self.subscriber.schema
-            if text:
-                self.publisher.agree(Terms(Schema.parse(text), writes=True))
+            if not text or text == self._announced:
+                return
+            self._announced = text
+            self.publisher.agree(Terms(Schema.parse(text), writes=True))
+        except ClosedError:
+            return  # by another thread
         except PenstockError as error:
+            known = self._lost.get(self.sink, [])
+            self._lost = {**self._lost, self.sink: [*known, *["type"] * ("type" not in known)]}
             logger.warning("%r carries the messages without their type: %s", self, error)
+
+    def _announce_early(self) -> None:
+        """Before the first message, where the schema is at hand: who connects by TCP is told it on connecting only."""
+        if self._publisher is not None and addresses.parse(self.source).scheme in AT_HAND:
+            self._announce_schema()
 
     def _run_and_log(self) -> None:
         try:

@@ -42,7 +42,7 @@ from penstock.bus.subscriber import (
     _Subscriber,
     with_options,
 )
-from penstock.channel import Ledger, Overflow, Terms, check_timeout, choose
+from penstock.channel import Ledger, Overflow, Terms, check_function, check_timeout, choose
 from penstock.errors import ClosedError, InvalidArgument, RefusedError, StateError, nearest
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class Bus(_native.Bus):
         stuck_after: float = 10.0,
     ) -> None:
         if executor is not None:
+            if not callable(getattr(executor, "submit", None)):
+                raise TypeError(f"executor must have a method submit, as those of concurrent.futures, not {executor!r}")
             mode = "executor"
         elif mode not in MODES:
             raise InvalidArgument(f"mode={mode!r} is not a choice (or give an executor); {nearest(str(mode), MODES)}")
@@ -180,6 +182,7 @@ class Bus(_native.Bus):
                 raise TypeError(f"id must be an int of 0 to 65535, not {type(one).__name__}; write @bus.on(ID)")
 
         def decorate(function: Any) -> Any:
+            _check_decorated(function)
             function.subscriber = self.subscribe(*ids, kind=kind, handler=function, **options)
             return function
 
@@ -291,11 +294,24 @@ def _make(kind: str, handler: Any, ids: tuple[int, ...], options: SubscriberOpti
     return KINDS[kind](handler, ids=ids, **options)
 
 
+def _check_decorated(function: Any) -> None:
+    """Before there is a subscriber that nobody could close."""
+    check_function("handler", function)
+    try:
+        function.subscriber = getattr(function, "subscriber", None)
+    except AttributeError:
+        raise TypeError(
+            f"{function!r} cannot keep its subscriber, as a decorated function does (it is a method of an object, or a "
+            'built-in one); write bus.subscribe(ID, kind="callback", handler=FUNCTION)'
+        ) from None
+
+
 @with_options
 def declare(*ids: int, kind: str = "callback", **options: Unpack[SubscriberOptions]) -> Callable[[Any], Any]:
     """Decorator for module level: makes the function a handler before there is a bus; ``bus.add_declared`` adds it."""
 
     def decorate(function: Any) -> Any:
+        _check_decorated(function)
         function.subscriber = _make(kind, function, ids, options)
         _declared.append(weakref.ref(function, _declared.remove))
         return function

@@ -192,13 +192,15 @@ class _Subscriber(_native.Subscriber):
         if time.monotonic() - self._stuck_logged_at < TELL_STUCK_S:
             return
         self._stuck_logged_at = time.monotonic()
+        closing = bool(getattr(self.bus, "closed", False))
         logger.warning(
             "bus %r waits for subscriber %r: its queue of %d messages has been full for %g s and nobody reads it; read "
-            "it, close it, or give it timeout= or another overflow=",
+            "it, close it, or give it timeout= or another overflow=%s",
             getattr(self.bus, "name", "?"),
             self.name,
             self.depth,
             seconds,
+            "; the bus is closing, which timeout= and drain=False of its close() end" * closing,
         )
 
     def __repr__(self) -> str:
@@ -246,7 +248,7 @@ class QueueSubscriber(_Subscriber, channel.Subscriber):  # type: ignore[misc]  #
 
     def process_all(self) -> int:
         """Handle every message that is there now: with ``on_message``'s function, else with the handler."""
-        if self._callback is not None:
+        if self._callback is not None or self.handler is None:
             return super().process_all()
         count = 0
         for _ in range(self.queued):

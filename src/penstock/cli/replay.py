@@ -97,10 +97,11 @@ def replay(
 ) -> None:
     """Replay a recording into a gateway or a program: same input, same output, byte for byte.
 
-    Messages come in the recorded order with their recorded times and ordinals; timers run in recorded time. All runs on
-    one thread. The recording stands for addresses and for modules that reach outside: nothing is opened, nothing is
-    sent; the output holds what modules publish and what would have left. Modules in processes of their own and native
-    ones are refused. To publish a recording at real addresses, see 'penstock play'.
+    Messages come in the recorded order with their recorded times and the ordinals of the recording, 1, 2, 3 ... in each
+    topic; timers run in recorded time. All runs on one thread. The recording stands for addresses and for modules that
+    reach outside: nothing is opened, nothing is sent; the output holds what modules publish and what would have left.
+    Modules in processes of their own and native ones are refused. To publish a recording at real addresses, see
+    'penstock play'.
 
     A rule is an expression as filters have it ('value.speed < 80', 'size < 1000'), kept by every output message that
     has the fields it names. Code 4 says that it is broken or has judged nothing, or that a module failed.
@@ -272,7 +273,7 @@ def _run(
         show.print_json({"inputs": report.inputs, "outputs": stored.messages, "recorded_seconds": report.recorded_s,
                          "seconds": round(report.seconds, 6), **_report_json(report, sources)})  # fmt: skip
     else:
-        print(f"replayed {show.count_text(report.inputs)} messages of {report.recorded_s:.1f} s in "
+        print(f"replayed {_counted(report.inputs, 'message')} of {report.recorded_s:.1f} s in "
               f"{report.seconds:.2f} s: {show.count_text(stored.messages)} in the output")  # fmt: skip
     _tell(report)
     if not report.succeeded:
@@ -377,7 +378,8 @@ def _bisect(
     _tell(verdict.report)
     if found is not None:
         if found.inputs > MAX_INPUTS:
-            raise InvalidArgument(f"{found.inputs} inputs before the break are too many to shrink (--from)")
+            many = _counted(found.inputs, "input")
+            raise InvalidArgument(f"{many} before the break are too many to shrink (--from)")
         tries = _Tries(list(islice(script.inputs(sources), found.inputs)))
         least, confirmed = False, None
         try:
@@ -433,8 +435,15 @@ class _Tries:
         if sys.stderr.isatty() and time.monotonic() > self._told_s + TELL_TRIES_S:
             self._told_s = time.monotonic()
             print(f"shrinking: replay {self.count}, {_counted(len(self.left), 'input')} left", file=sys.stderr)
+        shown = self._first is not None
+
+        def run_once() -> bool:
+            if shown:
+                faulthandler.disable()  # one stack is enough where many of these crash
+            return replays()
+
         try:
-            return apart(replays)
+            return apart(run_once)
         except PenstockError as error:  # with fewer inputs modules may do what they did not do with all of them
             self._failed += 1
             self._first = self._first or error
@@ -472,14 +481,15 @@ def _print_verdict(rule: Rule, verdict: Verdict) -> None:
     if verdict.found is not None:
         _print_break(rule, verdict.found)
     elif verdict.judged:
-        print(f"{rule.expression}: holds for {show.count_text(verdict.judged)} messages of the output")
+        print(f"{rule.expression}: holds for {_counted(verdict.judged, 'message')} of the output")
     else:
         where = f" under {' or '.join(rule.topics)}" if rule.topics else ""
         print(f"{rule.expression}: no message of the output{where} has what it names, so nothing was judged")
 
 
 def _print_break(rule: Rule, found: Break) -> None:
-    print(f"{rule.expression}: broken by message {found.number} of the output, after {_counted(found.inputs, 'input')}")
+    number, inputs = show.count_text(found.number), _counted(found.inputs, "input")
+    print(f"{rule.expression}: broken by message {number} of the output, after {inputs}")
     for shown in found.before:
         print(f"  {_shown_line(shown)}")
     print(f"> {_shown_line(found.shown)}")
@@ -497,16 +507,17 @@ def _print_needed(tries: _Tries, before: int, least: bool, interrupted: bool) ->
     end = "none can be left out" if least else f"not the least: {ended}"
     needed = tries.left
     are = f"{'is' if len(needed) == 1 else 'are'} {'needed' if least else 'left'}"
-    print(f"{len(needed)} of {_counted(before, 'input')} {are} ({_counted(tries.count, 'replay')}; {end})")
+    count, replays = show.count_text(len(needed)), _counted(tries.count, "replay")
+    print(f"{count} of {_counted(before, 'input')} {are} ({replays}; {end})")
     for one in needed[:SHOWN_INPUTS]:
         message = one.message
         print(f"  {_line(message.channel or '', message.timestamp_ns, bytes(message))}")
     if len(needed) > SHOWN_INPUTS:
-        print(f"  and {len(needed) - SHOWN_INPUTS} more")
+        print(f"  and {show.count_text(len(needed) - SHOWN_INPUTS)} more")
 
 
 def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"
+    return f"{show.count_text(count)} {thing}{'' if count == 1 else 's'}"
 
 
 def _line(topic: str, time_ns: int, payload: bytes) -> str:
@@ -569,10 +580,12 @@ def _verify(first: Path, second: Path, as_json: bool) -> None:
                                          "second": _maybe(found.second)}),
         })  # fmt: skip
     elif found is None:
-        print(f"equal: {show.count_text(equal)} messages")
+        print(f"equal: {_counted(equal, 'message')}")
     else:
         what = ", ".join(found.fields)
-        print(f"message {found.number} differs in {what}; {show.count_text(equal)} before it are equal")
+        before = f"the {_counted(equal, 'message')} before it {'is' if equal == 1 else 'are'} equal"
+        end = before if equal else "it is the first one"
+        print(f"message {show.count_text(found.number)} differs in {what}; {end}")
         for path, message in ((first, found.first), (second, found.second)):
             print(f"  {path}: {'has ended' if message is None else _full_line(message)}")
     if found is not None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import show
+from penstock.cli import exits, show
 from penstock.shm import Channel, channels
 from penstock.shm import clean as clean_channels
 
@@ -59,7 +59,12 @@ def clean(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.
         return
     for name in removed:
         typer.echo(f"removed {name}")
-    if not removed:
+    # Nobody can tell who uses a damaged one: its members stand in what is damaged.
+    damaged = [channel for channel in channels() if channel.problem]
+    for channel in damaged:
+        advice = f"penstock why shm:{channel.name} says what to do"
+        exits.told(f"left as it is: {channel.name} ({channel.problem}); {advice}")
+    if not removed and not damaged:
         typer.echo("nothing was left behind")
 
 

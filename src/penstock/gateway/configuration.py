@@ -463,7 +463,7 @@ def imported(place: Place) -> Any:
         raise
     except AttributeError:
         place.fail(f"{module!r} has no {name!r}; {nearest(name, [n for n in dir(found) if not n.startswith('_')])}")
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit in a module is no wish of the user to end the command
         told = f"importing {module!r} failed: {type(error).__name__}: {error}"
         if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
             place.fail(told, error)  # the cause names a missing package that the module imports

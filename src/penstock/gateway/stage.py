@@ -296,7 +296,10 @@ class Stage:
     def _count(self) -> None:
         self._at_once += 1
         if self._at_once > MAX_AT_ONCE:
-            raise StateError(f"more than {MAX_AT_ONCE} messages and timers at one moment: modules go round in a loop")
+            raise StateError(
+                f"more than {MAX_AT_ONCE} messages and timers at one moment: modules go round in a loop "
+                f"({self._clock.place()})"
+            )
 
     def stop(self) -> None:
         """Stop and drain in link order, then destroy."""

@@ -82,7 +82,8 @@ class Story:
     ordinals: dict[str, list[int]] = field(default_factory=dict)
 
     def ordinal(self, topic: str, stored: int) -> int:
-        """The ordinal that a message had at its source; ``stored`` is its ordinal in the recording."""
+        """The ordinal that a replay gives a message: ``stored``, the one it has here, or where these are inputs that a
+        replay needed the one it had in the recording that they were taken from."""
         known = self.ordinals.get(topic, ())
         return known[stored - 1] if 0 < stored <= len(known) else stored
 

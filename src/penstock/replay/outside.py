@@ -7,7 +7,9 @@ whichever library. (Python 3.11 has no audit event for that, so ``Thread.start``
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import multiprocessing.process
 import os
 import signal
 import sys
@@ -44,7 +46,11 @@ class _Controlled:
 
     def calls(self) -> bool:
         """Whether the caller is under control; a process that a module has forked is not."""
-        return os.getpid() == self._process and clocks.in_order(self._thread)
+        return self.is_here() and clocks.in_order(self._thread)
+
+    def is_here(self) -> bool:
+        """Whether this is its process, not one that a module has forked."""
+        return os.getpid() == self._process
 
 
 _now: _Controlled | None = None
@@ -62,11 +68,19 @@ def controlled() -> Iterator[list[str]]:
         sys.addaudithook(_audit)
     with contextlib.ExitStack() as stack:
         _replace(stack, threading.Thread, "start", _started_or_refused(threading.Thread.start))
+        for name in ("start_new_thread", "start_new"):  # what threading itself calls has other names there
+            _replace(stack, _thread, name, _begun_or_refused(getattr(_thread, name)))
         for owner, name in ENDS:
             _replace(stack, owner, name, _ended_or_refused(getattr(owner, name), f"{owner.__name__}.{name}"))
         _now = begun = _Controlled()
+        before = _processes()
         try:
             yield begun.notes
+        except BaseException:
+            # At the end of the command Python would wait for them, and they for the thread that was refused.
+            for process in _processes() - before if begun.is_here() else ():
+                process.kill()
+            raise
         finally:
             _now = None
 
@@ -87,6 +101,21 @@ def _started_or_refused(start: Callable[..., None]) -> Callable[..., None]:
         start(thread)
 
     return started
+
+
+def _begun_or_refused(begin: Callable[..., int]) -> Callable[..., int]:
+    def begun(*arguments: Any, **options: Any) -> int:
+        if _now is not None and _now.calls():
+            place = f"started at {innermost(sys._getframe(1))}"
+            clocks.refuse_if_virtual(f"a thread of one's own ({place}; clock.call_later takes recorded time)")
+        return begin(*arguments, **options)
+
+    return begun
+
+
+def _processes() -> set[multiprocessing.process.BaseProcess]:
+    """Those of the library that are there; a module may have started one."""
+    return set(multiprocessing.active_children())
 
 
 def _ended_or_refused(end: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -292,7 +292,10 @@ class _Program:
             fired = self._clock.fire_next(self._clock.seconds_at(time_ns))
         self._at_once = self._at_once + 1 if self._clock.now() == before else 0
         if self._at_once > MAX_AT_ONCE:
-            raise StateError(f"more than {MAX_AT_ONCE} timers at one moment: the program goes round in a loop")
+            raise StateError(
+                f"more than {MAX_AT_ONCE} timers at one moment: the program goes round in a loop "
+                f"({self._clock.place()})"
+            )
         return fired
 
     def _step(self) -> None:

@@ -70,10 +70,12 @@ def kept_at(parts: addresses.Address) -> str:
 
 def _member(channel: Channel, member: Member) -> Iterator[Finding]:
     """A member that is dead, or that holds slots and since when."""
-    name = who(member.pid) if member.here else f"pid {member.pid}"
+    name = who(member.pid) if member.here else f"pid {member.pid} of another container"
+    ended = member.pid if member.here else name
     if not member.alive:
         reclaimed = "its slots are reclaimed by the next process that needs them"
         yield Finding(f"the {member.kind} {name} died; {reclaimed}", grave=False)
+        return
     yield from _blocked(channel, member, name)
     if not member.held:
         return
@@ -86,7 +88,7 @@ def _member(channel: Channel, member: Member) -> Iterator[Finding]:
     behind = channel.published + 1 - member.next_ordinal
     at_bound = member.held == member.most_held and behind > 0  # if that is its bound: who holds more has none
     if channel.held_slots + channel.owned_slots >= channel.slots or at_bound or member.held >= channel.most_for(member):
-        remedy = f"release messages there (message.release()), give the channel more slots, or end {member.pid}"
+        remedy = f"release messages there (message.release()), give the channel more slots, or end {ended}"
         yield Finding(said, remedy)
     elif age_s > QUIET_S:
         yield Finding(said, grave=False)
@@ -101,7 +103,7 @@ def _blocked(channel: Channel, member: Member, name: str) -> Iterator[Finding]:
         yield Finding(
             f"the channel is full: {behind} messages wait for the reliable subscriber {name}, and reliable publishers "
             "wait for it",
-            f"read there, or end {member.pid}",
+            f"read there, or end {member.pid if member.here else name}",
         )
 
 

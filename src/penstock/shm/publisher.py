@@ -70,6 +70,7 @@ class Publisher(native.Publisher, channel.Publisher):
         self.name = name
         self.mux = mux
         self.reliable = reliable = is_reliable(name, overflow, reliable)
+        channel.check_flag("activation", activation)
         self.local = local
         self._on_resize = on_resize
         super().__init__(
@@ -187,6 +188,7 @@ def newest_schema(handle: Any) -> str | None:
 
 def is_reliable(name: str, overflow: str | Overflow | None, reliable: bool | None) -> bool:
     """``overflow`` in the contract's words; ``reliable`` in this reach's."""
+    channel.check_flag("reliable", reliable)
     if overflow is None:
         return bool(reliable)
     chosen = choose(Overflow, overflow, "overflow")

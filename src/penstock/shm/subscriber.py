@@ -9,7 +9,9 @@ which process holds which slots.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock import channel
@@ -88,6 +90,7 @@ class Subscriber(native.Subscriber, channel.Subscriber):
             history=wants_past(history), mode=mode, group=group_id(group), spin_us=spin_us,
         )  # fmt: skip
         self.call_in_thread(on_message)
+        self._after_close(partial(_let_go, weakref.ref(self)))  # last: a call that runs is waited for before
 
     def agree(self, terms: channel.Terms) -> None:
         agree_on_schema(self, terms)
@@ -104,6 +107,11 @@ class Subscriber(native.Subscriber, channel.Subscriber):
     def read_all(self) -> list[Message]:
         """Every message that is there, as many as may be held."""
         return list(iter(lambda: self.read(0), None))
+
+    def _available_messages(self) -> Iterator[Message]:
+        end = self._end()  # the ledger does not count what was there before this subscriber
+        while not self._passed(end) and (message := self.read(0)) is not None:
+            yield message
 
     def weak_reference(self, message: Message) -> WeakReference:
         """A reference that does not hold the slot."""
@@ -150,6 +158,14 @@ class Subscriber(native.Subscriber, channel.Subscriber):
 
     def __repr__(self) -> str:
         return f"<shm.Subscriber {self.name!r}{', closed' if self.closed else ''}>"
+
+
+def _let_go(handle: weakref.ref[Subscriber]) -> None:
+    """A message refers to its subscriber where the garbage collector does not see it: who keeps one beside the function
+    would be kept by it for ever."""
+    subscriber = handle()
+    if subscriber is not None:
+        subscriber._callback = subscriber._dropped = None
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
