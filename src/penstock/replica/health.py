@@ -120,7 +120,7 @@ def _stream(target: Target, answers: dict[tuple[str, int], dict[str, Any] | Exce
         first = _fields(found, "state").get("first_seq")
         if isinstance(first, int) and 0 < begin < first:
             text = f"{blocks.name} was purged, and not by its broker: its last segment begins with block {begin}"
-            yield Finding("bad", f"{text}, and that is gone", "keep the broker's directory, which has it and puts it right")
+            yield Finding("bad", f"{text}, and that is gone", "keep the broker's directory: it puts it right")
     except CorruptionError as damage:
         yield Finding("bad", f"{damage}", "the broker puts it right when it stores something")
     except (OSError, PenstockError) as failure:
