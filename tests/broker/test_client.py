@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.address import parse
 from penstock.broker import AsyncClient, Client, Server, Subscriber
 from penstock.broker.client.publisher import Publisher
+from penstock.broker.fetch import RangeClient
+from penstock.broker.hosts import NOBODY_LEADS_REMEDY, NOT_LISTENING_REMEDY
+from penstock.cli.silence import refuse_nobody
 from penstock.errors import ClosedError, InvalidArgument, RefusedError, StateError
 
 from .conftest import LONG, Wire, until
@@ -330,6 +334,25 @@ def refused_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "remedy"), [("127.0.0.1", NOT_LISTENING_REMEDY), ("127.0.0.1,127.0.0.1", NOBODY_LEADS_REMEDY)]
+)
+def test_who_finds_no_broker_is_told_where_to_look(hosts: str, remedy: str) -> None:
+    """At one address as at several, however it is asked."""
+    with socket.socket() as held:  # nobody listens there, and nobody else can
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        with Client(hosts, port, timeout=0.3) as client, pytest.raises(TimeoutError) as asked:
+            client.publish("t", b"x")
+        with pytest.raises(ConnectionError) as read:
+            RangeClient(hosts, port, timeout=0.3)
+        with pytest.raises((RefusedError, TimeoutError)) as begun:
+            refuse_nobody(parse(f"broker://{hosts}:{port}/t"))  # a command does this first
+            penstock.publisher(f"broker://{hosts}:{port}/t", timeout=0.3)
+    for told in (asked, read, begun):
+        assert f"127.0.0.1:{port}" in str(told.value) and remedy in str(told.value)
 
 
 def test_a_client_that_was_long_without_a_broker_is_as_good_as_new(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import os
@@ -23,6 +24,7 @@ from penstock.errors import CapacityError, ClosedError, InvalidArgument, Refused
 from penstock.nats.connection import check_subject, headers_of, properties_of
 from penstock.nats.subscribing import _nanoseconds
 from penstock.observe.explain import explain
+from tests.tcp.test_security import Authority
 
 pytest.importorskip("nats", reason="nats-py is not installed")
 LONG = 60.0
@@ -349,6 +351,12 @@ def test_what_cannot_be_is_refused(server: Server, tmp_path: Path) -> None:
         penstock.publisher(server.address("no.stream", "?jetstream=true")) as publisher,
     ):
         publisher.publish(b"nobody stores it")
+    with (
+        penstock.subscriber(server.address("no.>")),  # who reads it stores nothing
+        penstock.publisher(server.address("no.stream", "?jetstream=true")) as publisher,
+        pytest.raises(RefusedError, match=r"no stream takes the subject no\.stream"),
+    ):
+        publisher.publish(b"nobody stores it", timeout=0.1)
     with pytest.raises(RefusedError, match="has no stream nothere"):
         penstock.subscriber(server.address("a", "?stream=nothere"))
     server.make_stream("some", ["some.*"])
@@ -387,6 +395,39 @@ def test_who_is_let_in(tmp_path: Path, options: tuple[str, ...], login: str, que
             assert "hu:sh" not in str(error.value)
     finally:
         closed.end()
+
+
+def test_a_server_that_is_not_trusted_is_told_at_once(tmp_path: Path) -> None:
+    ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
+    node = theirs.issue("node")
+    encrypted = Server(tmp_path / "store", "--tls", "--tlscert", str(node), "--tlskey", str(node))
+    try:
+        with pytest.raises(RefusedError, match="is not trusted"):
+            penstock.publisher(encrypted.address("a", f"?tls={ours.path}"), timeout=1000 * LONG)
+        with penstock.publisher(encrypted.address("a", f"?tls={theirs.path}")) as publisher:
+            publisher.publish(b"trusted")
+    finally:
+        encrypted.end()
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_a_file_that_is_no_authority_is_named(tmp_path: Path, server: Server, content: str | None) -> None:
+    path = tmp_path / "ca.pem"
+    if content is not None:
+        path.write_text(content)
+    for opened in (penstock.publisher, penstock.subscriber):
+        with pytest.raises(InvalidArgument, match=str(path)):
+            opened(server.address("a", f"?tls={path}"))
+
+
+def test_handles_are_closed_inside_of_an_event_loop(server: Server) -> None:
+    async def talk() -> bytes:
+        where = server.address("loop")
+        with penstock.subscriber(where) as subscriber, penstock.publisher(where) as publisher:
+            await publisher.publish_async(b"x")
+            return bytes(await subscriber.receive_async(LONG))
+
+    assert asyncio.run(talk()) == b"x"
 
 
 def test_subjects_and_headers() -> None:

@@ -4,16 +4,19 @@ confirmed; an answer of a node that knows no leader is not taken for the cluster
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 import penstock.replica.stream
 from penstock.errors import InvalidArgument
-from penstock.replica import JetStream, health
+from penstock.journal import Journal
+from penstock.replica import JetStream, Replica, health
 from penstock.replica.client import Client, Connection, UnansweredError
 from penstock.replica.cluster import Cluster
 from penstock.replica.protocol import Message
@@ -81,6 +84,19 @@ def test_a_stream_of_an_administrator_that_keeps_every_block_is_taken(
     finally:
         blocks._ask("STREAM.DELETE.fit", {})
         blocks.close()
+
+
+def test_doctor_tells_that_a_log_was_purged(node: JetStream, tmp_path: Path) -> None:
+    blocks = JetStream(replace(node.target, stream="purged"))
+    blocks.open()
+    with contextlib.closing(blocks), Journal(tmp_path / "a", disk=Replica(tmp_path / "a", blocks).disk()) as journal:
+        for number in range(3):
+            journal.append("t", b"%d" % number)
+        assert not any(finding.verdict == "bad" for finding in health.look(blocks.target))
+        blocks.purge(blocks.bounds().last + 1)
+        journal.append("t", b"and on")
+        found = [finding.text for finding in health.look(blocks.target) if finding.verdict == "bad"]
+        assert len(found) == 1 and "was purged, and not by its broker" in found[0], found
 
 
 def test_a_log_and_the_lease_of_another_one_do_not_share_a_stream(node: JetStream) -> None:

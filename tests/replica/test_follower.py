@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from penstock.errors import CorruptionError, InvalidArgument, RefusedError, Stat
 from penstock.journal import Journal
 from penstock.journal.layout import decode_segment_header
 from penstock.journal.verify import verify
-from penstock.replica import Replica
+from penstock.replica import Replica, refill
 from penstock.replica.block import decode
 from penstock.replica.client import UnansweredError
 from penstock.replica.follower import Follower, follow
@@ -183,7 +184,9 @@ def test_what_is_removed_while_it_follows_is_made_again_and_named(
                 paths[what].unlink()
             journal.append("t", b"goes on")
             follower.step()
-            assert follower.look() and "was removed or replaced" in caplog.text
+            gone = follower.look()
+            assert gone and "was removed or replaced" in caplog.text
+            assert len(caplog.messages) == 1 and set(gone) <= set(follower.mended), "told once"
             assert follower.look() == []
             journal.append("t", b"and on")
             follower.step()
@@ -284,6 +287,44 @@ def test_another_journal_in_the_place_of_its_directory_is_left_as_it_is(tmp_path
             assert contents(reader) == contents(journal)
 
 
+@pytest.mark.parametrize("work", ["refill", "check"])
+def test_what_takes_the_place_of_its_directory_while_it_works_is_left_as_it_is(
+    work: str, tmp_path: Path, stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another journal, with segments of the same names."""
+    other, place, moved = tmp_path / "other", tmp_path / "b", tmp_path / "moved"
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal)
+        with Journal(other, segment_bytes=65_536) as another:
+            fill(another)
+        before = {path.name: path.read_bytes() for path in other.iterdir()}
+
+        def swap() -> None:
+            place.rename(moved)
+            other.rename(place)
+
+        if work == "refill":
+            fetch = refill._fetch
+
+            def fetch_elsewhere(*arguments: Any) -> Path:
+                if not moved.exists():
+                    swap()
+                return fetch(*arguments)
+
+            monkeypatch.setattr(refill, "_fetch", fetch_elsewhere)
+            Follower(place, FakeBlocks(stream)).close()
+        else:
+            with Follower(place, FakeBlocks(stream)) as follower:
+                oldest = min(place.glob("*.log")).name
+                swap()
+                flip(moved / oldest, 5_000)
+                assert follower.check() == [oldest]
+        assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+        assert not verify(moved)
+        with Journal(moved, mode="read") as reader:
+            assert contents(reader) == contents(journal)
+
+
 def test_directories_that_cannot_be_followed_into_are_named(tmp_path: Path, stream: FakeStream) -> None:
     with opened(tmp_path / "a", stream) as journal:
         fill(journal, 2)
@@ -331,6 +372,38 @@ def test_a_full_disk_is_told_with_its_directory(
     for failed in (running, beginning):
         told = describe(failed.value)
         assert told.startswith(f"{small}/f") and "No space left" in told, told
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 16, 64 << 20], ids=["of a new segment", "of the segment"])
+@pytest.mark.parametrize("goes_on", [True, False], ids=["the same one", "the next one"])
+def test_what_it_could_not_write_on_a_full_disk_is_nobody_elses(
+    tmp_path: Path,
+    small: Path,
+    stream: FakeStream,
+    caplog: pytest.LogCaptureFixture,
+    segment_bytes: int,
+    goes_on: bool,
+) -> None:
+    """When there is room it goes on, and calls nothing of it damage."""
+    disk = Replica(tmp_path / "a", FakeBlocks(stream)).disk()
+    with Journal(tmp_path / "a", disk=disk, segment_bytes=segment_bytes) as journal:
+        fill(journal, 1)
+        with Follower(small / "f", FakeBlocks(stream)) as follower:
+            fill(journal, 20)
+            filler = small / "filler"
+            with contextlib.suppress(OSError), filler.open("wb", 0) as file:
+                file.write(bytes(1 << 20))
+            os.truncate(filler, filler.stat().st_size - 100_000)
+            for _ in range(2):  # as who stands by tries on
+                with pytest.raises(OSError, match=r"No space|not written"):
+                    follower.step()
+            filler.unlink()
+            if goes_on:
+                follower.step()
+        with Follower(small / "f", FakeBlocks(stream)) as follower, Journal(small / "f", mode="read") as reader:
+            assert contents(reader) == contents(journal) and not follower.mended
+    assert not caplog.messages
+    assert not verify(small / "f")
 
 
 def test_what_cannot_be_followed_is_said(tmp_path: Path, stream: FakeStream) -> None:

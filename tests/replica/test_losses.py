@@ -12,16 +12,17 @@ import pytest
 from penstock.broker import Client, Server
 from penstock.errors import PenstockError
 from penstock.replica import appender
+from penstock.replica.block import decode
 
 from .conftest import until
 from .fake_blocks import FakeStream
 from .test_model import contents
-from .test_refill import lose, opened
+from .test_refill import fill, lose, opened
 
 
-@pytest.mark.parametrize("tail", [False, True])
+@pytest.mark.parametrize("what", ["blocks", "tail", "all, by a purge"])
 def test_a_running_broker_puts_back_what_was_lost(
-    tmp_path: Path, stream: FakeStream, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, tail: bool
+    tmp_path: Path, stream: FakeStream, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(appender, "CHECK_S", 0.0)
     monkeypatch.setattr(appender, "SHORT_S", 0.0)
@@ -38,7 +39,11 @@ def test_a_running_broker_puts_back_what_was_lost(
 
     for _ in range(5):
         assert publish()
-    lose(stream, *((stream.last, stream.last) if tail else (4, 5)), tail=tail)
+    if what == "all, by a purge":
+        stream.purge(stream.last + 1)
+    else:
+        tail = what == "tail"
+        lose(stream, *((stream.last, stream.last) if tail else (4, 5)), tail=tail)
     until(publish)
     until(lambda: publish() and whole(stream, tmp_path), "the stream is whole")
     server.close()
@@ -56,3 +61,20 @@ def whole(stream: FakeStream, place: Path) -> bool:
             return len(contents(journal)) > 5
     except PenstockError:
         return False
+
+
+def test_a_purge_that_takes_older_segments_is_told_once(
+    tmp_path: Path, stream: FakeStream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker's own retention is not spoken of."""
+    monkeypatch.setattr(appender, "CHECK_S", 0.0)
+    with opened(tmp_path / "a", stream, retain_queues=True) as journal:
+        fill(journal)
+        assert journal.retain(passed=10)
+        fill(journal, 1)
+        assert not caplog.messages
+        last = decode(stream.blocks[stream.last], "here").begin_sequence(stream.last)
+        stream.purge(last)
+        fill(journal, 3)
+        assert [f"purged up to block {last - 1}, and not by this broker" in told for told in caplog.messages] == [True]
+        assert journal.append("t", b"goes on")

@@ -55,6 +55,8 @@ def nobody_leads(host: str, port: int) -> str:
 
 #: What to do about it.
 NOBODY_LEADS_REMEDY = "they may stand by, have no quorum, or not run: their logs and penstock doctor --store tell"
+#: The same of one broker, at whose port nobody listens.
+NOT_LISTENING_REMEDY = "it does not run, or stands by for another one: its log tells"
 
 
 def connect(
@@ -78,6 +80,9 @@ def connect(
                 if isinstance(error, RefusedError) and NO_BROKER not in str(error):
                     raise
                 problem: Exception = error
+        if isinstance(problem, ConnectionRefusedError) and len(places) == 1:  # the system's error names no place
+            text = f"the broker at {each}:{its_port} does not listen ({NOT_LISTENING_REMEDY})"
+            raise ConnectionRefusedError(problem.errno, text) from None
         if len(places) == 1:
             raise problem
         if time.monotonic() >= deadline:

@@ -43,13 +43,14 @@ def refuse_nobody(parts: Address, wait: bool | None = None) -> None:
     another may lead in a moment. ``wait`` is the command's --wait; None: it has none that would help."""
     if parts.scheme != "broker" or wait or "," in parts.host:
         return
-    from penstock.broker.hosts import connect
+    from penstock.broker.hosts import NOT_LISTENING_REMEDY, connect
 
     try:
         connect(parts.host, parts.port or 9876, REACH_S, lambda connection, _: connection.close())
     except ConnectionRefusedError:
         remedy = "" if wait is None else TRY_ON
-        raise RefusedError(f"{without_secrets(parts.text)}: nobody listens there{remedy}") from None
+        text = f"{without_secrets(parts.text)}: nobody listens there ({NOT_LISTENING_REMEDY}){remedy}"
+        raise RefusedError(text) from None
     except UnresolvedError as error:
         if error.unknown:
             raise RefusedError(f"{without_secrets(parts.text)}: {error}") from None

@@ -56,10 +56,18 @@ class Access:
         given = {"token": self.token, "user": self.user, "password": self.password}
         found |= {name: value for name, value in given.items() if value}
         if self.tls:
-            context = self.tls if isinstance(self.tls, ssl.SSLContext) else None
-            authority = None if self.tls is True else str(self.tls)
-            found["tls"] = context or ssl.create_default_context(cafile=authority)
+            found["tls"] = self.tls if isinstance(self.tls, ssl.SSLContext) else self._context()
         return found
+
+    def _context(self) -> ssl.SSLContext:
+        """Of the system's authorities, or of a file: the errors of ``ssl`` do not name it."""
+        authority = None if self.tls is True else str(self.tls)
+        try:
+            return ssl.create_default_context(cafile=authority)
+        except ssl.SSLError as error:
+            raise InvalidArgument(f"tls={authority} is no certificate in PEM form: {error}") from None
+        except OSError as error:
+            raise InvalidArgument(f"tls={authority} cannot be read: {error.strerror}") from None
 
 
 def check_subject(subject: str, *, wildcards: bool) -> str:
@@ -147,19 +155,20 @@ class Connection:
             raise InvalidArgument("nats:// needs nats-py: pip install 'penstock[nats]'") from None
         self.access = access
         self.closed = False
+        options = access.options()
         self._refuse_nobody()
         self._throttle = Throttle(log)
         self._connected = False  # for the first time
         self._leaving = False
         self._error = ""  # the last one of connecting
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-nats", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="penstock-nats", daemon=True)
         self._thread.start()
         self.client: Any = client
         try:
             self.run(
                 client.connect(
-                    **access.options(), max_reconnect_attempts=-1, allow_reconnect=True, name="penstock",
+                    **options, max_reconnect_attempts=-1, allow_reconnect=True, name="penstock",
                     error_cb=self.note_error, disconnected_cb=self._note_loss, reconnected_cb=self._note_return,
                 ),
                 access.timeout,
@@ -168,6 +177,14 @@ class Connection:
         except BaseException:
             self.close()
             raise
+
+    def _run_loop(self) -> None:
+        """Run the loop, and end what is left of its tasks: in its own thread, for that of ``close`` may run another."""
+        self._loop.run_forever()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
 
     def _refuse_nobody(self) -> None:
         """nats-py would try for ever: where no server listens, or something else does, that is told at once."""
@@ -196,6 +213,8 @@ class Connection:
         if not self._connected:
             if "authorization" in self._error.lower():
                 raise RefusedError(f"nats://{self.access.place} does not let this client in: {self._error}")
+            if isinstance(error, ssl.SSLCertVerificationError) and len(self.access.places) == 1:
+                raise RefusedError(f"nats://{self.access.place} is not trusted: {self._error}")
         elif "EOF" not in self._error:  # which `_note_loss` tells
             trying = "" if self.client.is_connected else "; trying on"
             self._throttle.log(logging.WARNING, "nats://%s: %s%s", self.access.place, self._error, trying)
@@ -244,10 +263,6 @@ class Connection:
         self.closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.close()
 
     async def _leave(self) -> None:
         self._leaving = True

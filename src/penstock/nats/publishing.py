@@ -14,7 +14,7 @@ from penstock._core import Counters
 from penstock._core.broker import reserve
 from penstock.carry import time_of
 from penstock.channel import Ledger, check_subscribers, check_timeout
-from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
+from penstock.errors import CapacityError, ClosedError, InvalidArgument, PenstockError, RefusedError
 from penstock.nats.connection import Access, Connection, check_subject, headers_of
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Publisher(channel.Publisher):
             self._counters.add("matched", len(part))
             self._counters.add("bytes", sum(len(data) for data, _ in part))
             try:
-                self._connection.run(self._publish(part), within)
+                self._deliver(part, within)
             except BaseException as error:
                 self._counters.drop("refused" if isinstance(error, RefusedError) else "error", len(part))
                 if isinstance(error, TimeoutError):
@@ -102,6 +102,33 @@ class Publisher(channel.Publisher):
                 raise
             self._counters.add("delivered", len(part))
         return len(items)
+
+    def _deliver(self, items: list[tuple[bytes, Headers]], within: float | None) -> None:
+        try:
+            self._connection.run(self._publish(items), within)
+        except TimeoutError:
+            if self._jetstream is not None and self._no_stream():
+                raise self._refusal() from None
+            raise
+
+    def _no_stream(self) -> bool:
+        """Whether no stream takes the subject: where others read it, the server does not say that nobody stores it."""
+        from nats.js.errors import NotFoundError
+
+        async def look() -> bool:
+            try:
+                await self._jetstream.find_stream_name_by_subject(self.subject)
+            except NotFoundError:
+                return True
+            return False
+
+        try:
+            return self._connection.run(look(), self._access.timeout)
+        except (OSError, PenstockError):  # a server that does not answer
+            return False
+
+    def _refusal(self) -> RefusedError:
+        return RefusedError(f"no stream takes the subject {self.subject}: make one, or publish without jetstream=true")
 
     async def _publish(self, items: list[tuple[bytes, Headers]]) -> None:
         if self._jetstream is not None:
@@ -111,8 +138,7 @@ class Publisher(channel.Publisher):
             try:
                 await asyncio.gather(*sent)
             except NoStreamResponseError:
-                said = f"no stream takes the subject {self.subject}: make one, or publish without jetstream=true"
-                raise RefusedError(said) from None
+                raise self._refusal() from None
             return
         client = self._connection.client
         for data, headers in items:

@@ -12,6 +12,7 @@ opening it again on the directory that has them restores them. One thread.
 from __future__ import annotations
 
 import errno
+import logging
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from penstock.replica.client import UnansweredError
 from penstock.replica.outage import Outage
 from penstock.replica.stream import Blocks, StreamError, WrongLastError
 
+log = logging.getLogger("penstock.replica")
 WAITING = "publishers wait, and nothing is confirmed, refused or delivered until it stores again"
 PAUSE_S = 0.05  # pause between two tries
 CHECK_S = 5.0  # how often to check whether the stream has lost blocks
@@ -76,6 +78,10 @@ class Appender:
         self._end_at: float | None = None
         self._outage = Outage(blocks, WAITING)
         self.unknown = 0  # appends whose outcome had to be looked up
+        # The blocks with which the oldest segment begins and the one that is being written; 0: none. Who purges the
+        # stream below them takes what is in the directory alone then.
+        self.oldest = self.newest = 0
+        self._purged = 0  # by somebody else, as was told
 
     def end_after(self, seconds: float) -> None:
         """Wait at most this many seconds from now on for an outcome. Any thread, any signal handler."""
@@ -108,11 +114,20 @@ class Appender:
         """
         self._check_at = time.monotonic() + CHECK_S
         try:
-            missing = self.blocks.bounds().missing
+            bounds = self.blocks.bounds()
         except (UnansweredError, ConnectionError, StreamError):
             return
+        purged, missing = bounds.first - 1, bounds.missing
         if missing > self._missing:
             self.fault = LostBlocksError(f"{self.blocks.name} has lost {missing - self._missing} blocks")
+        elif purged >= self.newest > 0:
+            self.fault = LostBlocksError(f"{self.blocks.name} was purged up to block {purged}, and not by this broker")
+        elif purged >= self.oldest > self._purged:
+            self._purged = purged
+            log.warning(
+                "%s was purged up to block %d, and not by this broker: older messages are in its directory alone, "
+                "until it opens the stream again", self.blocks.name, purged,
+            )  # fmt: skip
         self._missing = missing
 
     def _try(self, data: bytes, identity: str) -> bool:

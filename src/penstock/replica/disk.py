@@ -38,6 +38,10 @@ class ReplicatedDisk(UnsyncedDisk):
         self._names: dict[int, str] = {}  # names of the open logs
         self._unsent: dict[int, bytes] = {}  # bytes written to them that are not on the stream yet
         self._purged = 0
+        self._note_kept()
+
+    def _note_kept(self) -> None:
+        self._appender.oldest, self._appender.newest = min(self._begins.values(), default=0), self._begin
 
     # -- files ------------------------------------------------------------------------------------------------------
 
@@ -103,6 +107,7 @@ class ReplicatedDisk(UnsyncedDisk):
         segment = layout.parse_segment_name(path.name)
         if segment in self._begins:
             del self._begins[segment]
+            self._note_kept()
             self._purge(min(self._begins.values(), default=0))
 
     def _purge(self, below: int) -> None:
@@ -138,6 +143,7 @@ class ReplicatedDisk(UnsyncedDisk):
         self._begins = {name: at for name, at in self._begins.items() if name[0] < header.first or name == segment}
         self._begins[segment] = begin
         self._segment, self._begin, self._end = segment, begin, len(data)
+        self._note_kept()
 
     def _append(self, data: bytes, segment: tuple[int, int], offset: int, link: int, flags: int) -> int:
         """Append one block, or a chain of them; returns the sequence of the first."""

@@ -26,7 +26,7 @@ from penstock.replica.block import Block, decode
 from penstock.replica.client import UnansweredError
 from penstock.replica.history import Chains, History, Segment
 from penstock.replica.outage import Outage
-from penstock.replica.refill import UnsyncedDisk, mend, refill
+from penstock.replica.refill import UnsyncedDisk, mend, refill_held
 from penstock.replica.stream import Blocks, Bounds, Seldom, StreamError
 
 log = logging.getLogger("penstock.replica")
@@ -70,6 +70,7 @@ class Follower:
         self._trim_at = time.monotonic() + TRIM_S
         self._look_at = time.monotonic() + LOOK_S
         self._frontier_file = 0  # its inode
+        self._told: list[str] = []  # files whose loss was told, and which are not here again yet
         self._lock: WriterLock | None = None
         self._follow_anew()
 
@@ -79,15 +80,16 @@ class Follower:
         history = History(self.blocks, self.blocks.bounds())
         if not history.segments:
             raise StateError(f"{self.blocks.name} has no segment yet: start its broker first")
-        found = refill(self.directory, history, check=True)
+        found, self._lock = refill_held(self.directory, history, check=True, told=self._told)
         self.mended += found.damaged
         self._chains, self._copies = Chains(), False
-        self._lock = WriterLock(self.directory)
         try:
-            self._open(history, layout.segment_name(*found.segment) not in found.copied)
+            with self._lock.naming():
+                self._open(history, layout.segment_name(*found.segment) not in found.copied)
         except BaseException:
             self.close()
             raise
+        self._told = []
 
     @property
     def position(self) -> int:
@@ -115,14 +117,14 @@ class Follower:
         following = [segment.name[0] for segment in history.segments[1:]]
         for segment, end in zip(older, following, strict=True):
             self._seal(segment.name, end)
-        path = self.directory / layout.segment_name(*last.name)
+        path = self._held / layout.segment_name(*last.name)
         data = read_all(path)
         header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
         scan = native.scan(data, header.nonce, header.first, 2**63, 0, header.gaps)
-        frontier = self.directory / layout.FRONTIER_NAME
+        frontier = self._held / layout.FRONTIER_NAME
         # Readers need a frontier. A damaged or missing one is rebuilt from the log, which was just compared with the
         # stream.
-        if recovery.read_frontier(self.directory, uuid) is None:
+        if recovery.read_frontier(self._held, uuid) is None:
             first = history.segments[0].name[0]
             words = layout.Frontier(os.getpid(), 0, scan["next_position"], header.first, scan["end"], 0, first)
             self._disk.write_file(frontier, layout.encode_frontier(uuid, words))
@@ -134,11 +136,10 @@ class Follower:
         for number, name, flags, ordinal, stored_ns in scan["topics"]:
             self._writer.restore_topic(number, name.decode("utf-8", "replace"), flags, ordinal, stored_ns)
         wrong: list[str] = []
-        sum_ = recovery.write_caches(
-            self.directory, last.name, header, data, scan, self._disk, sealed=False, damaged=wrong
-        )
+        sum_ = recovery.write_caches(self._held, last.name, header, data, scan, self._disk, sealed=False, damaged=wrong)
         for name in wrong if was_here else ():
-            log.warning("%s: %s was damaged or missing and is made again", self.directory, name)
+            if name not in self._told:
+                log.warning("%s: %s was damaged or missing and is made again", self.directory, name)
             self.mended.append(name)
         self._open_files(last.name)
         entries = len(scan["index"]) // layout.INDEX_ENTRY_BYTES
@@ -177,7 +178,7 @@ class Follower:
     def _open_files(self, segment: tuple[int, int]) -> None:
         self._close_files()
         for suffix in ("log", "index", "sums"):
-            path = self.directory / layout.segment_name(*segment, suffix)
+            path = self._held / layout.segment_name(*segment, suffix)
             self._files.append(self._disk.open(path) if path.exists() else self._disk.create(path))
 
     def _close_files(self) -> None:
@@ -205,7 +206,12 @@ class Follower:
                 return self.applied - before
             commit = self._chains.add(sequence, decode(data, f"block {sequence} of {self.blocks.name}"))
             self.applied = sequence
-            if commit is not None and not self._apply(*commit):
+            try:
+                goes_on = commit is None or self._apply(*commit)
+            except OSError:  # a full disk say: the directory, whose writer takes nothing more, is read again
+                self.close()
+                raise
+            if not goes_on:
                 self._follow_anew()
                 return self.applied - before
         if self.applied < min(bounds.last, bounds.first - 1):
@@ -308,6 +314,7 @@ class Follower:
         if gone:
             what = "the directory" if not there else ", ".join(gone[:3]) + (" and more" if len(gone) > 3 else "")
             log.warning("%s: %s was removed or replaced: taken from %s again", self.directory, what, self.blocks.name)
+            self._told = gone
             self._follow_anew()
             self.mended += [name for name in gone if name not in self.mended]
         return gone
@@ -316,7 +323,8 @@ class Follower:
         """Check every segment and fetch damaged ones again; returns the names of those logs."""
         before = len(self.mended)
         history = History(self.blocks, self.blocks.bounds())
-        self.mended += mend(self.directory, history, {segment.name for segment in self._segments[:-1]})
+        assert self._lock is not None
+        self.mended += mend(self.directory, self._lock, history, {segment.name for segment in self._segments[:-1]})
         self._seal_all()
         if not self._last_is_whole():
             self._follow_anew()
@@ -325,7 +333,7 @@ class Follower:
     def _last_is_whole(self) -> bool:
         """Whether the segment that is being written has all that readers may see of it."""
         assert self._writer is not None
-        path = self.directory / layout.segment_name(*self._segments[-1].name)
+        path = self._held / layout.segment_name(*self._segments[-1].name)
         data = read_all(path)[: self._writer.end]
         try:
             header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))

@@ -8,7 +8,8 @@
 - Nothing here is synced. So after a restart of the machine (another boot id) every segment is checked in full.
 - If the directory has more durable messages than the stream, the stream has lost something: this is refused.
 
-Under the writer's lock of the directory; one thread.
+Under the writer's lock of the directory, and through what it holds: whatever takes the directory's place meanwhile is
+not touched. One thread.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import UUID
@@ -34,6 +35,7 @@ from penstock.replica.history import History, Segment
 
 log = logging.getLogger("penstock.replica")
 PIECE_BYTES = 1 << 20
+UNDONE_BYTES = 8  # that many bytes of a batch that could not be written are wiped by its writer
 BOOT_NAME = layout.REPLICA_NAME  # holds the boot id under which the directory was last written
 
 
@@ -82,13 +84,24 @@ def refuse_messages(directory: Path, name: str) -> None:
         raise InvalidArgument(f"{directory} has messages and {name} has none: --seed copies them there")
 
 
-def refill(directory: Path, history: History, *, check: bool = False) -> Refilled:
-    """Make the directory a copy of the stream, as far as ``history`` goes. ``check``: every segment, in full."""
+def refill(directory: Path, history: History) -> Refilled:
+    """Make the directory a copy of the stream, as far as ``history`` goes."""
+    result, lock = refill_held(directory, history)
+    lock.release()
+    return result
+
+
+def refill_held(
+    directory: Path, history: History, *, check: bool = False, told: Collection[str] = ()
+) -> tuple[Refilled, WriterLock]:
+    """As ``refill``, and keep the lock. ``check``: every segment, in full. ``told``: the files that are known to be
+    missing or wrong.
+    """
     disk = UnsyncedDisk()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     wanted = history.last.uuid if history.last is not None else None
     if wanted is not None:
-        _mend_marker(directory, wanted, disk)
+        _mend_marker(directory, wanted, disk, told)
     uuid, lock, _ = recovery.prepare(directory, disk, wanted)
     try:
         if wanted is not None and uuid != wanted:
@@ -96,18 +109,20 @@ def refill(directory: Path, history: History, *, check: bool = False) -> Refille
         result = Refilled(uuid)
         if not history.segments:
             refuse_messages(directory, history.blocks.name)
-            disk.write_file(directory / BOOT_NAME, _boot_id())
-            return result
-        if any(segment.head.uuid != uuid for segment in history.segments):
+        elif any(segment.head.uuid != uuid for segment in history.segments):
             raise CorruptionError(f"{history.blocks.name} has blocks of more than one journal", history.blocks.name)
-        Copying(directory, history, disk, result).run(check or not same_boot(directory))
-        disk.write_file(directory / BOOT_NAME, _boot_id())
-        return result
-    finally:
+        else:
+            with lock.naming():
+                copying = Copying(directory, lock.place, history, disk, result, told)
+                copying.run(check or not same_boot(lock.place))
+        disk.write_file(lock.place / BOOT_NAME, _boot_id())
+        return result, lock
+    except BaseException:
         lock.release()
+        raise
 
 
-def _mend_marker(directory: Path, wanted: UUID, disk: Disk) -> None:
+def _mend_marker(directory: Path, wanted: UUID, disk: Disk, told: Collection[str]) -> None:
     """Repair a marker that disagrees with all segments: it is damaged, or was lost in a power cut."""
     marker = directory / layout.MARKER_NAME
     known = None
@@ -116,7 +131,8 @@ def _mend_marker(directory: Path, wanted: UUID, disk: Disk) -> None:
     owners = _owners(directory)
     was_copy = not owners and known is None and (directory / BOOT_NAME).exists()
     if known != wanted and (owners == {wanted} or was_copy):
-        log.warning("%s was missing or damaged and is written again: it is of journal %s", marker, wanted)
+        if marker.name not in told:
+            log.warning("%s was missing or damaged and is written again: it is of journal %s", marker, wanted)
         disk.write_file(marker, layout.encode_marker(wanted))
 
 
@@ -130,26 +146,39 @@ def _owners(directory: Path) -> set[UUID]:
     return found
 
 
-def mend(directory: Path, history: History, names: set[tuple[int, int]]) -> list[str]:
+def mend(directory: Path, lock: WriterLock, history: History, names: set[tuple[int, int]]) -> list[str]:
     """Check these segments, none of which is the last one, and fetch damaged ones again; returns the names of those
     files.
     """
     result = Refilled(history.segments[-1].head.uuid)
-    copying = Copying(directory, history, UnsyncedDisk(), result)
-    copying.older(names)
-    copying.end_aside()
+    with lock.naming():
+        copying = Copying(directory, lock.place, history, UnsyncedDisk(), result)
+        copying.older(names)
+        copying.end_aside()
     return result.damaged
 
 
 class Copying:
-    """Makes the segments of a directory copies of the stream's, and records what was wrong with them."""
+    """Makes the segments of a directory copies of the stream's, and records what was wrong with them. ``directory`` is
+    what it is called, ``place`` where its files are.
+    """
 
-    def __init__(self, directory: Path, history: History, disk: Disk, result: Refilled) -> None:
-        self._directory = directory
+    def __init__(
+        self,
+        directory: Path,
+        place: Path,
+        history: History,
+        disk: Disk,
+        result: Refilled,
+        told: Collection[str] = (),
+    ) -> None:
+        self._name = directory
+        self._directory = place
+        self._told = told
         self._history = history
         self._disk = disk
         self._result = result
-        self._words = recovery.read_frontier(directory, result.uuid)
+        self._words = recovery.read_frontier(place, result.uuid)
         # without a frontier it is not known what was confirmed here: every intact message may have been
         self._durable = self._words.frontier if self._words is not None else layout.MAX_POSITION
 
@@ -160,13 +189,45 @@ class Copying:
         result.begins = {segment.name: segment.begin for segment in history.segments}
         result.segment = last.name
         fetched = _fetch(directory, history, last, self._disk, result)
-        frontier = _frontier(directory, history, fetched, self._words, result)
+        frontier = self._frontier(fetched)
         self.older({segment.name for segment in history.segments[:-1]}, check)
         self._take(last, fetched, layout.MAX_POSITION)
         self._forget_others()
         if frontier is not None:
             _write_frontier(directory, result.uuid, frontier)
         self.end_aside()
+
+    def _frontier(self, fetched: Path) -> layout.Frontier | None:
+        """The frontier for a directory that was used before: exactly what the stream has is durable. ``fetched`` is the
+        last segment's log. Nothing in the directory has been changed yet.
+        """
+        words, name = self._words, layout.FRONTIER_NAME
+        if words is None:
+            if layout.latest_segments(os.listdir(self._directory)):
+                if name not in self._told:
+                    log.warning("%s: the frontier was missing or damaged and is made again", self._name)
+                self._result.damaged.append(name)
+            with contextlib.suppress(FileNotFoundError):  # it is rebuilt when the journal is opened
+                (self._directory / name).unlink()
+            return None
+        data = read_all(fetched)
+        header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(fetched))
+        scan = native.scan(data, header.nonce, header.first, 2**63, 0, header.gaps)
+        following = scan["next_position"]
+        if words.frontier > following:
+            fetched.unlink()
+            stream = self._history.blocks.name
+            raise CorruptionError(
+                f"{stream} ends at position {following - 1}, and {self._name} has messages up to "
+                f"{words.frontier - 1}: the stream has lost some, or another program wrote there. They are left as "
+                "they are; a broker that is started on the directory that the stream was written from puts back what "
+                "was lost",
+                stream,
+            )
+        first = min(first for first, _ in self._result.begins)
+        return layout.Frontier(
+            words.pid, words.sequence + 1, following, header.first, scan["end"], words.generation + 1, first
+        )
 
     def older(self, names: set[tuple[int, int]], check: bool = True) -> None:
         """Fetch those of these segments that are not complete here; ``check``: read them to find out."""
@@ -215,7 +276,7 @@ class Copying:
         """Replace the local log by a fetched one, and record why."""
         path = self._path(segment.name)
         if path.is_dir():
-            raise InvalidArgument(f"{path} is a directory and no log: move it away")
+            raise InvalidArgument(f"{self._name / path.name} is a directory and no log: move it away")
         before = len(self._result.copied)
         what = self._look(segment.name, read_all(fetched), following)
         _install(fetched, path, self._begins_as(segment), self._disk, self._result)
@@ -251,7 +312,10 @@ class Copying:
         end = max(layout.SEGMENT_HEADER_BYTES, self._durable_end(name, len(fetched)))
         body = slice(layout.SEGMENT_HEADER_BYTES, end)
         same = data[: layout.SEAL_OFFSET] == fetched[: layout.SEAL_OFFSET] and data[body] == fetched[body]
-        return same and fetched.startswith(data[end:].rstrip(b"\0"), end)
+        tail = data[end:].rstrip(b"\0")
+        if tail[:UNDONE_BYTES] == bytes(UNDONE_BYTES):  # a batch that was not written, on a full disk say
+            tail, end = tail[UNDONE_BYTES:], end + UNDONE_BYTES
+        return same and fetched.startswith(tail, end)
 
     def _durable_end(self, name: tuple[int, int], whole: int) -> int:
         """How long a segment's log must be at least, by the frontier."""
@@ -271,8 +335,8 @@ class Copying:
             with contextlib.suppress(FileNotFoundError):
                 self._disk.rename(self._directory / part, place / part)
         log.warning(
-            "%s: %s has messages that %s does not have (positions %d to %d): it is put aside in %s", self._directory,
-            layout.segment_name(*name), self._history.blocks.name, positions[0], positions[-1], place,
+            "%s: %s has messages that %s does not have (positions %d to %d): it is put aside in %s", self._name,
+            layout.segment_name(*name), self._history.blocks.name, positions[0], positions[-1], self._name / place.name,
         )  # fmt: skip
 
     @functools.cached_property
@@ -288,7 +352,8 @@ class Copying:
     def _say(self, names: list[str], what: str) -> None:
         self._result.damaged += names
         for name in names:
-            log.warning("%s: %s %s", self._directory, name, what)
+            if name not in self._told:
+                log.warning("%s: %s %s", self._name, name, what)
 
     def _forget_others(self) -> None:
         """Remove segments that the stream no longer has (retention). Those that it never had are put aside."""
@@ -355,37 +420,6 @@ def _wipe(file: int, end: int) -> bool:
             found = True
         end += len(data)
     return found
-
-
-def _frontier(
-    directory: Path, history: History, fetched: Path, words: layout.Frontier | None, result: Refilled
-) -> layout.Frontier | None:
-    """The frontier for a directory that was used before: exactly what the stream has is durable. ``fetched`` is the
-    last segment's log. Nothing in the directory has been changed yet.
-    """
-    if words is None:
-        if layout.latest_segments(os.listdir(directory)):
-            log.warning("%s: the frontier was missing or damaged and is made again", directory)
-            result.damaged.append(layout.FRONTIER_NAME)
-        with contextlib.suppress(FileNotFoundError):  # it is rebuilt when the journal is opened
-            (directory / layout.FRONTIER_NAME).unlink()
-        return None
-    data = read_all(fetched)
-    header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(fetched))
-    scan = native.scan(data, header.nonce, header.first, 2**63, 0, header.gaps)
-    following = scan["next_position"]
-    if words.frontier > following:
-        fetched.unlink()
-        raise CorruptionError(
-            f"{history.blocks.name} ends at position {following - 1}, and {directory} has messages up to "
-            f"{words.frontier - 1}: the stream has lost some, or another program wrote there. They are left as they "
-            "are; a broker that is started on the directory that the stream was written from puts back what was lost",
-            history.blocks.name,
-        )
-    first = min(first for first, _ in result.begins)
-    return layout.Frontier(
-        words.pid, words.sequence + 1, following, header.first, scan["end"], words.generation + 1, first
-    )
 
 
 def _write_frontier(directory: Path, uuid: UUID, words: layout.Frontier) -> None:

@@ -105,7 +105,7 @@ def _mend_older(directory: Path, blocks: Blocks, bounds: Bounds) -> None:
             return
         lock = WriterLock(directory)
         try:
-            mend(directory, history, {segment.name for segment in history.segments[:-1]})
+            mend(directory, lock, history, {segment.name for segment in history.segments[:-1]})
         finally:
             lock.release()
 

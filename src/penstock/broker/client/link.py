@@ -17,7 +17,7 @@ import time
 
 from penstock._core.broker import open_timer, set_timer
 from penstock.broker.client.dialogue import Dialogue, NotABrokerError
-from penstock.broker.hosts import NOBODY_LEADS_REMEDY, hosts_of, nobody_leads, settled
+from penstock.broker.hosts import NOBODY_LEADS_REMEDY, NOT_LISTENING_REMEDY, hosts_of, nobody_leads, settled
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
 from penstock.channel import check_timeout
 from penstock.clock import refuse_if_virtual
@@ -469,8 +469,11 @@ class Link:
 
     def _why(self) -> str:
         """Why there is no connection."""
-        if len(self._hosts) == 1 or self._error is None or self.dialogue.refused is not None:
-            return "not connected yet" if self._error is None else describe(self._error)
+        if self._error is None:
+            return "not connected yet"
+        if len(self._hosts) == 1 or self.dialogue.refused is not None:
+            remedy = f" ({NOT_LISTENING_REMEDY})" if isinstance(self._error, ConnectionRefusedError) else ""
+            return f"{describe(self._error)}{remedy}"
         usual = ConnectionRefusedError | TimeoutError  # of those that stand by, or do not run
         others = {place: error for place, error in self._troubles.items() if not isinstance(error, usual)}
         told = "".join(f"; {host}:{port}: {describe(error)}" for (host, port), error in others.items())
