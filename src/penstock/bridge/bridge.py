@@ -28,7 +28,7 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -44,6 +44,8 @@ from penstock.types import Schema, Terms
 
 RETIREMENT = "retirement"
 LEAVING = ("tcp", "broker", "nats")  # reaches whose readers may be on another machine
+KEEPING = ("journal", "broker")  # reaches whose messages stay until they were carried
+JETSTREAM = {"stream", "durable"}  # options of a reader of nats: that reads a stream
 CLOSE_S = 5.0  # how long `close` waits for a sink that is full
 POLL_S = 0.2  # a close by another thread is noticed within this time
 
@@ -87,6 +89,7 @@ class Bridge:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._ran = False
+        self._all_carried = True  # False while a batch is carried, and after it could not be
         self._failure: BaseException | None = None
         self._latency: Latency | None = None
         self._final_ledger: Ledger | None = None
@@ -241,14 +244,24 @@ class Bridge:
             try:
                 if carrier is None:
                     self._announce_schema()
-                    carrier = Carrier(self.publisher, self._vchans, self.others, self._counters)
+                    carrier = Carrier(self.publisher, self._vchans, self.others, self._counters, self._keep_trying())
+                self._all_carried = False
                 carrier.carry(batch)
+                self._all_carried = True
                 carried += len(batch)
             except ClosedError:
                 if not self._closing.is_set():
                     raise
             del batch  # before the next read: a source may lend a bounded number of messages
         return carried
+
+    def _keep_trying(self) -> Callable[[float], bool] | None:
+        """How a sink that does not take a batch is tried again: for a source that keeps its messages until they were
+        carried. Another source would drop newer messages meanwhile, uncounted here.
+        """
+        source = addresses.parse(self._addresses[0])
+        kept = source.scheme in KEEPING or (source.scheme == "nats" and JETSTREAM & source.options.keys())
+        return (lambda pause: not self._closing.wait(pause)) if kept else None
 
     def start(self) -> Bridge:
         """``run`` in a thread of its own."""
@@ -341,6 +354,9 @@ class Bridge:
                 for other in self.others.values():
                     other.close()
                 thread.join()
+        if not self._all_carried:
+            # As after an error in a `with` block: a queue gives what was not carried to its next reader.
+            self.subscriber.__exit__(ClosedError, None, None)
         self._stack.close()
 
     def _close_counters(self) -> None:
