@@ -5,8 +5,9 @@ Rules:
 - A batch is forwarded as one (``Publisher.forward``). The sink keeps those fields of a message that its reach can hold
   (``HOLDS``); which ones it cannot hold is known before the first message (``not_held``).
 - A message that the sink refuses (too large, no room for another virtual channel) is counted as ``refused``, and the
-  others go on. If the sink stays full longer than its options allow, the rest of the batch is counted as ``overflow``.
-  Any other error is raised.
+  others go on. If the sink stays full, or does not answer, for longer than its options allow, the rest of the batch is
+  dropped, logged and counted as ``overflow``; a ``Carry`` that keeps trying tries again instead. Any other error is
+  raised.
 - Messages that are due at the same time go in one batch (``due``).
 - One thread uses a ``Carry``.
 """
@@ -50,6 +51,7 @@ BRINGS: Mapping[str, frozenset[str]] = {
 }
 #: Errors by which a sink refuses one message for good; another message may still be accepted.
 REFUSALS: tuple[type[Exception], ...] = (InvalidArgument, CapacityError, RefusedError)
+RETRY_S = (0.1, 2.0)  # the first pause before a sink is tried again, and the longest
 MOST = 1024
 MOST_BYTES = 8 << 20
 LONGEST_SLEEP_S = 86_400.0  # the system refuses to sleep for ages
@@ -138,9 +140,13 @@ def due(
 class Carry:
     """Forwards to one sink and counts each message as ``matched`` and then ``delivered`` or ``dropped``."""
 
-    def __init__(self, publisher: Publisher[Any], counters: Counters) -> None:
+    def __init__(
+        self, publisher: Publisher[Any], counters: Counters, keep_trying: Callable[[float], bool] | None = None
+    ) -> None:
+        """``keep_trying(seconds)`` waits before the sink is tried again; False gives up. None: never try again."""
         self.publisher = publisher
         self._counters = counters
+        self._keep_trying = keep_trying
         self._refusals = Throttle(logger)
 
     def carry(self, batch: Any) -> None:
@@ -151,12 +157,11 @@ class Carry:
         """As ``carry``, but ``send`` publishes instead of ``Publisher.forward``."""
         count = len(batch)
         self._counters.add("matched", count)
-        # How far a failed batch got is known from the sink's own count, since `send` gives no number then.
-        before = self.publisher.ledger.matched
+        before = self._accepted()
         refused = 0
 
         def sent() -> int:
-            return self.publisher.ledger.matched - before
+            return self._accepted() - before
 
         def refuse(message: Any, error: Exception) -> None:
             nonlocal refused
@@ -166,16 +171,61 @@ class Carry:
             self._refusals.log(logging.WARNING, "%r was not carried: %s", message, error)
 
         try:
-            in_parts(batch, send, refuse, sent)
+            self._send_all(batch, send, refuse, lambda: sent() + refused, sent)
         except BaseException as error:
             reasons = (("overflow", TimeoutError), ("closed", ClosedError), ("error", BaseException))
             reason = next(name for name, kind in reasons if isinstance(error, kind))
-            done = sent()
+            done = max(0, sent() - getattr(error, "unconfirmed", 0))  # what is on its way may never arrive
             self._counters.add("delivered", done)
             self._counters.drop(reason, count - done - refused)
             if not isinstance(error, TimeoutError):
                 raise
+            self._refusals.log(logging.WARNING, "%d messages were not carried: %s", count - done - refused, error)
         else:
             self._counters.add("delivered", count - refused)
         self._counters.add("bytes", total_bytes(batch))
         self._counters.set("last_ns", time.time_ns())
+
+    def _send_all(
+        self,
+        batch: Any,
+        send: Callable[[Sequence[Any]], Any],
+        refuse: Callable[[Any, Exception], None],
+        done: Callable[[], int],
+        sent: Callable[[], int],
+    ) -> None:
+        """Send the batch; where the sink does not take it in time, what is left of it again and again."""
+        pause = RETRY_S[0]
+
+        def try_to_send(items: Sequence[Any]) -> None:
+            try:
+                send(items)
+            except RefusedError as error:
+                if self._keep_trying is None or not getattr(error, "passing", False):
+                    raise
+                raise TimeoutError(str(error)) from error  # a broker is full: there may be room later
+
+        while True:
+            begin, accepted = done(), sent()
+            try:
+                if begin < len(batch):
+                    in_parts(batch[begin:] if begin else batch, try_to_send, refuse, lambda: sent() - accepted)  # noqa: B023
+                else:  # all of it was sent: a broker that did not confirm it in time may not have it
+                    self.publisher.flush()  # type: ignore[attr-defined]
+                return
+            except TimeoutError as error:
+                if self._keep_trying is None:
+                    raise
+                self._refusals.log(
+                    logging.WARNING, "%d messages wait for their sink, which is tried again: %s", len(batch), error
+                )
+                if not self._keep_trying(pause):
+                    raise ClosedError(f"{len(batch)} messages were not carried: {error}") from error
+                pause = min(2 * pause, RETRY_S[1])
+
+    def _accepted(self) -> int:
+        """How many messages the sink has taken, by its own count, since ``send`` gives no number when it fails. What
+        it has dropped for an error, or refused, it did not take.
+        """
+        ledger = self.publisher.ledger
+        return ledger.matched - ledger.dropped.get("error", 0) - ledger.dropped.get("refused", 0)

@@ -20,7 +20,8 @@ import pytest
 import penstock
 from penstock import shm, tcp
 from penstock.bridge import Bridge, read_map
-from penstock.broker import Client, Server
+from penstock.broker import Client, Limits, Server
+from penstock.journal import Journal
 
 LONG = 30.0
 
@@ -319,6 +320,99 @@ def test_a_sink_that_stays_full_costs_the_rest_of_the_batch_and_is_counted() -> 
         ledger = bridge.ledger
         assert 0 < len(found) < 30 and found == [b"%d" % i for i in range(len(found))]
         assert (ledger.matched, ledger.delivered, dict(ledger.dropped)) == (30, len(found), {"overflow": 30 - len(found)})
+
+
+def numbers(directory: Path) -> list[int]:
+    with Journal(directory) as journal:
+        return [int(data.as_py()) for batch in journal.batches(columns=["data"]) for data in batch["data"]]
+
+
+def test_a_bridge_of_stored_messages_waits_for_a_broker_that_is_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Longer than the sink's time-out: nothing is lost, nothing is there twice, and the log says what it waits for."""
+    with Journal(tmp_path / "j", sync=False) as journal, journal.transaction() as transaction:
+        for number in range(3000):
+            transaction.append("t", b"%d" % number)
+    server = Server(tmp_path / "broker", 0).start()
+    with Bridge(f"journal:{tmp_path / 'j'}#t?start=first", f"broker://127.0.0.1:{server.port}/t", most=500) as bridge:
+        assert bridge.run(500) == 500
+        server.close()
+        bridge.publisher._client.timeout = 0.3  # type: ignore[attr-defined]  # less than what opening it may take
+        bridge.start()
+        eventually(lambda: "which is tried again" in caplog.text)
+        with Server(tmp_path / "broker", server.port).start():
+            eventually(lambda: bridge.ledger.delivered == 3000)
+        assert bridge.ledger == penstock.Ledger(3000, 3000)
+    assert numbers(tmp_path / "broker") == list(range(3000))
+
+
+def test_a_sink_that_does_not_answer_costs_live_messages_counted_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Server(tmp_path / "broker", 0).start()
+    with (
+        tcp.Publisher() as publisher,
+        Bridge(publisher.address, f"broker://127.0.0.1:{server.port}/t") as bridge,
+    ):
+        assert publisher.wait_ready(1, LONG)
+        publisher.publish_many([b"0", b"1"])
+        assert bridge.run(2) == 2
+        server.close()
+        bridge.publisher._client.timeout = 0.2  # type: ignore[attr-defined]  # less than what opening it may take
+        publisher.publish_many([b"2", b"3", b"4"])
+        assert bridge.run(3) == 3
+        ledger = bridge.ledger
+        assert ledger == penstock.Ledger(5, 2, {"overflow": 3})
+        assert "messages were not carried: the broker at" in caplog.text
+
+
+def test_what_a_broker_refuses_is_counted_as_refused(tmp_path: Path) -> None:
+    """A broker at its quota confirms nothing: a bridge that called its messages delivered has lost them unnoticed."""
+    limits = Limits(quota_bytes=4 << 20)
+    with Server(tmp_path / "broker", 0, limits=limits).start() as server, tcp.Publisher() as publisher:
+        sink = f"broker://127.0.0.1:{server.port}/t?queue=q"
+        with Bridge(publisher.address, sink) as bridge:
+            assert publisher.wait_ready(1, LONG)
+            for _ in range(20):
+                publisher.publish_many([bytes(65_536)] * 5)
+                bridge.run(5)
+            ledger = bridge.ledger
+            with Client(port=server.port) as client:
+                (queue,) = client.queues()
+            stored = queue["ready"]
+            assert 0 < ledger.delivered == stored < 100
+            assert ledger == penstock.Ledger(100, stored, {"refused": 100 - stored})
+
+
+def test_stored_messages_wait_for_a_broker_that_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Journal(tmp_path / "j", sync=False) as journal, journal.transaction() as transaction:
+        for number in range(100):
+            transaction.append("t", b"%d" % number + bytes(65_536))
+    limits = Limits(quota_bytes=4 << 20)
+    with Server(tmp_path / "broker", 0, limits=limits).start() as server:
+        source, sink = f"journal:{tmp_path / 'j'}#t?start=first", f"broker://127.0.0.1:{server.port}/t?queue=q"
+        with Bridge(source, sink, most=10).start() as bridge, Client(port=server.port) as client:
+            eventually(lambda: "quota" in caplog.text)
+            with client.subscribe("q") as subscriber:
+                found = [int(bytes(message).rstrip(b"\0")) for _, message in zip(range(100), subscriber, strict=False)]
+            eventually(lambda: bridge.ledger.delivered == 100)
+            assert found == list(range(100)) and bridge.ledger == penstock.Ledger(100, 100)
+
+
+def test_what_was_not_carried_comes_again(tmp_path: Path) -> None:
+    """A bridge that ends in the midst of a batch does not acknowledge it: the queue gives it to its next reader."""
+    with Server(tmp_path / "broker", 0).start() as server, Client(port=server.port) as client:
+        client.queue("q", topics="t")
+        for number in range(3):
+            client.publish("t", b"%d" % number)
+        source = f"broker://127.0.0.1:{server.port}/?queue=q"
+        with Bridge(source, "tcp://127.0.0.1:0") as bridge:
+            bridge._publisher = Broken()
+            with pytest.raises(OSError, match="No space left"):
+                bridge.run(3)
+        with client.subscribe("q") as subscriber:
+            assert [bytes(message) for _, message in zip(range(3), subscriber, strict=False)] == [b"0", b"1", b"2"]
 
 
 class Broken(tcp.Publisher):

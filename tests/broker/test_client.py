@@ -376,6 +376,57 @@ def test_a_client_that_was_long_without_a_broker_is_as_good_as_new(tmp_path: Pat
         subscriber.close()
 
 
+def test_a_publish_that_was_sent_and_not_answered_is_stored_once(proxy: Proxy, client: Client) -> None:
+    """After a TimeoutError the message is on its way: it is in flight, not dropped, and not sent as another one."""
+    publisher = Publisher("127.0.0.1", proxy.port, "t", timeout=LONG)
+    publisher.publish(b"0")
+    proxy.drop_replies = True
+    with pytest.raises(TimeoutError) as raised:
+        publisher.publish(b"1", timeout=0.2)
+    assert raised.value.published == 1, "it was sent"  # type: ignore[attr-defined]
+    assert publisher.ledger == penstock.Ledger(2, 1, {}, 0, 1)
+    proxy.drop_replies = False
+    proxy.cut()
+    publisher.flush()
+    assert publisher.ledger == penstock.Ledger(2, 2)
+    publisher.close()
+    with client.subscribe("q", topics="t", from_position=1) as subscriber:
+        assert [bytes(message) for _, message in zip(range(2), subscriber, strict=False)] == [b"0", b"1"]
+        assert subscriber.read(0) is None
+
+
+def test_a_publish_that_was_never_sent_is_taken_back(tmp_path: Path) -> None:
+    """What a call could not even send is not sent later, and counted; its error says how many were."""
+    server = Server(tmp_path / "broker", 0).start()
+    port = server.port
+    with Publisher("127.0.0.1", port, "t", timeout=LONG) as publisher:
+        publisher.publish(b"0")
+        server.close()
+        with pytest.raises(TimeoutError) as raised:
+            publisher.publish(b"1", timeout=0.2)
+        sent = raised.value.published  # type: ignore[attr-defined]  # on the connection that was about to end, or not
+        for batch in ([b"2", b"3"], [b"%d" % number for number in range(20_000)]):
+            with pytest.raises(TimeoutError) as raised:
+                publisher.publish_many(batch, timeout=0.2)
+            assert raised.value.published == 0  # type: ignore[attr-defined]
+        ledger = publisher.ledger
+        assert (ledger.delivered, ledger.in_flight) == (1, sent) and ledger.balanced
+        with Server(tmp_path / "broker", port).start():
+            publisher.publish(b"4")
+            assert publisher.position == 2 + sent
+
+
+def test_close_does_not_wait_again_for_what_was_not_answered(proxy: Proxy) -> None:
+    publisher = Publisher("127.0.0.1", proxy.port, "t", timeout=LONG)
+    publisher.publish(b"0")
+    proxy.drop_replies = True
+    with pytest.raises(TimeoutError):
+        publisher.publish(b"1", timeout=0.1)
+    publisher._client._link.wait = None  # type: ignore[assignment,method-assign]  # any further wait fails
+    publisher.close()
+    assert publisher.ledger == penstock.Ledger(2, 1, {"error": 1})
+
+
 def test_an_asyncio_client_that_was_long_without_a_broker_is_as_good_as_new(tmp_path: Path) -> None:
     port = refused_port()
 

@@ -219,8 +219,28 @@ def test_a_lost_commit_is_named_and_its_rows_are_archived_again(tmp_path):
     assert "00000000000000000003.json is empty" in problem
     assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake").rows == 100
     assert read_by_others(tmp_path / "lake")["pyarrow"] == list(range(1, 301))
+    assert lake.verify(tmp_path / "lake", deep=True).problems == [], "the rows are there again"
     entry.write_bytes(b'{"commitInfo"')
     assert any("is torn" in problem for problem in lake.verify(tmp_path / "lake").problems)
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_lost_commit_is_named_until_every_journal_was_archived_again(tmp_path, grows):
+    """Nobody knows whose rows an empty entry had: each journal of the lake must be archived, new rows or not."""
+    for name in ("j", "k"):
+        make(tmp_path / name, 100)
+        lake.archive(None, str(tmp_path / name), tmp_path / "lake")
+    (tmp_path / "lake" / "_delta_log" / f"{2:020d}.json").write_bytes(b"")  # the rows of k
+    if grows:
+        with Journal(tmp_path / "j", sync=False) as journal:
+            extend(journal, 10)
+    assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake").rows == 10 * grows
+    assert lake.archive(None, str(tmp_path / "k"), tmp_path / "lake").rows == 100
+    assert lake.verify(tmp_path / "lake", deep=True).problems == []
+    versions = lake.info(tmp_path / "lake").version
+    for name in ("j", "k"):
+        lake.archive(None, str(tmp_path / name), tmp_path / "lake")
+    assert lake.info(tmp_path / "lake").version == versions, "nothing more to say"
 
 
 def test_a_torn_last_commit_can_be_taken_away(tmp_path):

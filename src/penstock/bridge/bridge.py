@@ -28,7 +28,7 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -45,6 +45,8 @@ from penstock.types import Schema, Terms
 RETIREMENT = "retirement"
 LEAVING = ("tcp", "broker", "nats")  # reaches whose readers may be on another machine
 AT_HAND = ("bus", "shm", "tcp", "journal")  # reaches that know a schema without asking a server
+KEEPING = ("journal", "broker")  # reaches whose messages stay until they were carried
+JETSTREAM = {"stream", "durable"}  # options of a reader of nats: that reads a stream
 CLOSE_S = 5.0  # how long `close` waits for a sink that is full
 POLL_S = 0.2  # a close by another thread is noticed within this time
 
@@ -88,6 +90,7 @@ class Bridge:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._ran = False
+        self._all_carried = True  # False while a batch is carried, and after it could not be
         self._failure: BaseException | None = None
         self._latency: Latency | None = None
         self._final_ledger: Ledger | None = None
@@ -95,6 +98,7 @@ class Bridge:
         self._publisher: Publisher | None = None
         self._vchans = dict(vchans or {})
         self._addresses = (source, sink)
+        self._source_options = dict(source_options or {})
         self._open_options = (names, dict(sink_options or {}))
         self._topics = _topics_of(addresses.parse(source))
         for target in (sink, *(vchans or {}).values()):
@@ -265,14 +269,25 @@ class Bridge:
                 if self._look_for_type() or carrier is None:
                     self._announce_schema()
                 if carrier is None:
-                    carrier = Carrier(self.publisher, self._vchans, self.others, self._counters)
+                    carrier = Carrier(self.publisher, self._vchans, self.others, self._counters, self._keep_trying())
+                self._all_carried = False
                 carrier.carry(batch)
+                self._all_carried = True
                 carried += len(batch)
             except ClosedError:
                 if not self._closing.is_set():
                     raise
             del batch  # before the next read: a source may lend a bounded number of messages
         return carried
+
+    def _keep_trying(self) -> Callable[[float], bool] | None:
+        """How a sink that does not take a batch is tried again: for a source that keeps its messages until they were
+        carried. Another source would drop newer messages meanwhile, uncounted here.
+        """
+        source = addresses.parse(self._addresses[0])
+        options = {*source.options, *self._source_options}
+        kept = source.scheme in KEEPING or (source.scheme == "nats" and JETSTREAM & options)
+        return (lambda pause: not self._closing.wait(pause)) if kept else None
 
     def start(self) -> Bridge:
         """``run`` in a thread of its own."""
@@ -378,6 +393,9 @@ class Bridge:
                 for other in self.others.values():
                     other.close()
                 thread.join()
+        if not self._all_carried:
+            # As after an error in a `with` block: a queue gives what was not carried to its next reader.
+            self.subscriber.__exit__(ClosedError, None, None)
         self._stack.close()
 
     def _close_counters(self) -> None:

@@ -23,10 +23,11 @@ class Carrier(Carry):
         vchans: Mapping[int, int | str],
         others: Mapping[str, Publisher],
         counters: _core.Counters,
+        keep_trying: Callable[[float], bool] | None = None,
     ) -> None:
-        super().__init__(sink, counters)
+        super().__init__(sink, counters, keep_trying)
         self._vchans = dict(vchans)
-        self._others = {target: Carry(publisher, counters) for target, publisher in others.items()}
+        self._others = {target: Carry(publisher, counters, keep_trying) for target, publisher in others.items()}
 
     def carry(self, batch: Any) -> None:
         """Publish the messages of ``batch``, in order, with the id and at the sink that the map gives them."""

@@ -31,6 +31,11 @@ class Refusal(RefusedError):
         self.code = code
         self.text = text
 
+    @property
+    def passing(self) -> bool:
+        """Whether the same request may be accepted later."""
+        return self.code in ("busy", "full", "limit", "unavailable")
+
 
 class Disconnect(Exception):
     """The connection must be closed; ``reason`` is sent to peers that understand replies."""

@@ -109,8 +109,10 @@ class _Base(Requests):
 class Client(_Base):
     """The synchronous client: a method returns when the broker has answered."""
 
-    def _finish(self, pending: Pending, deadline: Deadline | None = None) -> Any:
-        """Wait for the answer, for ``timeout`` seconds or until an earlier ``deadline``."""
+    def _finish(self, pending: Pending, deadline: Deadline | None = None, *, keep: bool = False) -> Any:
+        """Wait for the answer, for ``timeout`` seconds or until an earlier ``deadline``. A request that was never sent
+        is taken back then, unless ``keep``.
+        """
         began = time.monotonic()
         most = self.timeout if deadline is None or deadline.left is None else min(self.timeout, deadline.left)
         try:
@@ -120,7 +122,8 @@ class Client(_Base):
                     break
                 left = began + most - time.monotonic()
                 if left <= 0:
-                    self._dialogue.withdraw(pending)
+                    if not keep:
+                        self._dialogue.withdraw(pending)
                     raise TimeoutError(self._link.silence(most))
                 self._link.wait(left)
         except ClosedError:

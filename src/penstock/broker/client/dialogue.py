@@ -28,7 +28,6 @@ VERSION = 2  # of the protocol; an older broker is greeted with 1
 MAX_LINE_BYTES = 65_536
 GATHER_BYTES = 65_536
 MAX_KNOWN_TOPICS = 10_000
-_PASSING = ("busy", "full", "limit", "unavailable")  # reasons of refusals that may be temporary
 _START = re.compile(rb" from_(?:position|ordinal|time_ns)=\d+")  # the start position in the line of a subscription
 Properties = bytes | list[bytes] | None  #: encoded: for all messages, for each, or (None) those of the batch itself
 
@@ -53,8 +52,8 @@ class Pending:
     """
 
     __slots__ = (
-        "asked", "convert", "count", "data", "done", "duplicate", "ends", "error", "first", "last", "left", "publishes",
-        "repeat", "sent", "stages", "value",
+        "asked", "convert", "count", "data", "done", "duplicate", "ends", "error", "first", "last", "left", "messages",
+        "publishes", "refused", "repeat", "sent", "stages", "value",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +69,7 @@ class Pending:
     ) -> None:
         self.data = data  # kept to send it again
         self.count = count
+        self.messages = count  # stays, where refusals make ``count`` smaller
         self.left = count
         self.done = count == 0
         self.publishes = publishes
@@ -80,6 +80,7 @@ class Pending:
         self.sent = False  # whether it was sent on this connection
         self.asked = False  # whether it was sent on any connection
         self.duplicate = False
+        self.refused = 0  # how many of its publishes were refused
         self.first: int | None = None
         self.last: int | None = None
         self.error: PenstockError | None = None
@@ -276,10 +277,12 @@ class Dialogue:
         while self._waiting:
             self._waiting.popleft().settle(error=error)
 
-    def withdraw(self, pending: Pending) -> None:
-        """Nobody waits for this request any more: if it was never sent, drop it."""
-        if not pending.asked and pending in self._waiting:
-            self._waiting.remove(pending)
+    def withdraw(self, pending: Pending) -> bool:
+        """Nobody waits for this request any more: if it was never sent, drop it; says whether it was dropped."""
+        if pending.asked or pending not in self._waiting:
+            return False
+        self._waiting.remove(pending)
+        return True
 
     def outgoing(self) -> memoryview | None:
         """The bytes to send next; small pieces are joined."""
@@ -447,7 +450,7 @@ class Dialogue:
             self._waiting.popleft()
             # nobody waits for this one: reconnect and try again, unless that is pointless
             if pending.data in self._renewed:
-                if code not in _PASSING:
+                if not error.passing:
                     self.fail(error)
                 raise _TryAgain(f"the broker refused to renew the subscription: {text}")
             pending.settle(error=error)
@@ -459,9 +462,11 @@ class Dialogue:
         if error.code == "full":
             for other in [found for found in self._waiting if found.publishes and found.sent]:
                 self._waiting.remove(other)
+                other.refused += other.left
                 other.settle(error=error)
             raise _TryAgain(error.text)
         pending.error = pending.error or error
+        pending.refused += 1
         pending.left -= 1
         pending.data = pending.data[_offset(pending.data, pending.count - pending.left) :] if pending.left else b""
         pending.count = pending.left

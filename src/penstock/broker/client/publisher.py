@@ -67,6 +67,7 @@ class Publisher(channel.Publisher):
         self._options = publish_options(None, ttl_s, None, None)
         self._under_way: deque[Pending] = deque()
         self._count = 0  # unconfirmed messages
+        self._late = False  # the last wait for a confirmation ended in a TimeoutError
         host, port = settled(host, port)
         self._counters = Counters("broker", "publisher", f"{host}:{port}/{topic}")
         self._final: Ledger | None = None
@@ -114,15 +115,21 @@ class Publisher(channel.Publisher):
         """Publish a copy of ``data``. A broker returns positions, not ordinals: see ``position``.
 
         ``timeout`` bounds the wait for the broker's answer to this call, where it is less than the publisher was opened
-        with. Without an answer it is not known whether the message was stored.
+        with. Without an answer ``TimeoutError`` is raised, whose ``published`` says whether the message was sent: if
+        it was (1), it may be stored, and is sent again after a reconnect; if not (0), it will not be.
         """
         encoded = words.encode_properties(properties)
         times = None if timestamp_ns is None else times_of([timestamp_ns])
         deadline = Deadline(timeout)
+        own: list[Pending] = []
         with self._turn:
             self._check()
-            self._send([data], encoded, times)
-            self._settle(self._unconfirmed, deadline)
+            try:
+                self._send([data], encoded, times, own)
+                self._settle(self._unconfirmed, deadline)
+            except TimeoutError as error:
+                self._take_back(own, error)
+                raise
         return None
 
     def publish_many(
@@ -134,7 +141,8 @@ class Publisher(channel.Publisher):
     ) -> int:
         """Publish each of them, in order; gives how many were published. Properties: of all, or of each.
 
-        ``timeout`` is for all of them together, as in ``publish``.
+        ``timeout`` is for all of them together, as in ``publish``; ``published`` of its error says how many are stored
+        or on their way.
         """
         return self._publish_all(batch, encode_many(properties), Deadline(timeout))
 
@@ -152,19 +160,41 @@ class Publisher(channel.Publisher):
         items: Any = batch if hasattr(batch, "__len__") else list(batch)
         if isinstance(properties, list) and len(properties) != len(items):
             raise InvalidArgument(f"{len(items)} messages have {len(properties)} properties")
+        own: list[Pending] = []
         with self._turn:
             self._check()
-            self._send_all(items, properties, times, deadline)
+            try:
+                self._send_all(items, properties, times, deadline, own)
+            except TimeoutError as error:
+                self._take_back(own, error)
+                raise
         return len(items)
 
-    def _send_all(self, items: Any, properties: Properties, times: array[int] | None, deadline: Deadline) -> None:
+    def _take_back(self, own: list[Pending], error: TimeoutError) -> None:
+        """Take back the messages of one call that were never sent. Others stay under way: they may be stored, and are
+        sent again after a reconnect.
+        """
+        self._late = True
+        published = sum(pending.messages for pending in own)
+        for pending in reversed(own):
+            if self._client._dialogue.withdraw(pending):
+                self._under_way.remove(pending)
+                self._count -= pending.messages
+                self._counters.drop("error", pending.messages)
+                published -= pending.messages
+        error.published = published  # type: ignore[attr-defined]
+        error.unconfirmed = self._count  # type: ignore[attr-defined]
+
+    def _send_all(
+        self, items: Any, properties: Properties, times: array[int] | None, deadline: Deadline, own: list[Pending]
+    ) -> None:
         if len(items) <= CHUNK or properties is None:  # a slice of a batch is a list, without the properties
             if len(items):
-                self._send(items, properties, times)
+                self._send(items, properties, times, own)
         else:
             for begin in range(0, len(items), CHUNK):
                 part = properties[begin : begin + CHUNK] if isinstance(properties, list) else properties
-                self._send(items[begin : begin + CHUNK], part, times and times[begin : begin + CHUNK])
+                self._send(items[begin : begin + CHUNK], part, times and times[begin : begin + CHUNK], own)
                 self._settle(max(self._unconfirmed, 4 * CHUNK), deadline)
         self._settle(self._unconfirmed, deadline)
 
@@ -173,9 +203,10 @@ class Publisher(channel.Publisher):
         self._check()
         return reserve(self.publish, size)
 
-    def _send(self, items: Any, properties: Properties, times: array[int] | None) -> None:
+    def _send(self, items: Any, properties: Properties, times: array[int] | None, own: list[Pending]) -> None:
         dialogue = self._client._dialogue
         pending = dialogue.publish(self.topic, items, self._options, properties, times)
+        own.append(pending)
         self._count += pending.count  # first: a signal's function may raise after the call
         self._under_way.append(pending)
         self._counters.add("matched", pending.count)
@@ -191,21 +222,30 @@ class Publisher(channel.Publisher):
     def _collect(self, deadline: Deadline | None = None) -> None:
         """Wait for the answer to the oldest of them."""
         pending = self._under_way[0]
-        count = pending.count
+        count = pending.messages
+        kept = False
         try:
             try:
-                span = self._client._finish(pending, deadline)
+                span = self._client._finish(pending, deadline, keep=True)
+            except TimeoutError:
+                kept = True
+                raise
             finally:
-                self._count = self._count - count if len(self._under_way) > 1 else 0
-                self._under_way.popleft()
+                if not kept:
+                    self._count = self._count - count if len(self._under_way) > 1 else 0
+                    self._under_way.popleft()
+        except TimeoutError:
+            raise
         except words.Refusal:
-            self._counters.drop("refused", count)
+            self._counters.drop("refused", pending.refused)
+            self._counters.add("delivered", count - pending.refused)
             raise
         except BaseException as error:
             self._counters.drop("error", count)
             if self._closing:
                 raise ClosedError(f"{CLOSED} while it waited: whether what it sent is stored is unknown") from error
             raise
+        self._late = False
         self._counters.add("delivered", count)
         self.position = span[1]
 
@@ -262,7 +302,8 @@ class Publisher(channel.Publisher):
         mine = self._turn.acquire(timeout=END_S)
         refusal: words.Refusal | None = None
         try:
-            while mine and self._under_way:
+            # What a TimeoutError has named as unconfirmed is not waited for a second time.
+            while mine and self._under_way and not self._late:
                 try:
                     self._settle(0)
                 except words.Refusal as error:  # one message was refused: go on counting the others
@@ -273,6 +314,7 @@ class Publisher(channel.Publisher):
             self._client.close()
             if not mine:
                 self._turn.acquire()  # the thread that holds it ends now
+            self._counters.drop("error", self._count)
             self._final = self.ledger
             self._counters.close()
             self._turn.release()

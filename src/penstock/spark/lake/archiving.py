@@ -104,10 +104,13 @@ def _round(
         table = delta.open_or_create(where, given)
         planning.check_filters(delta.filters(table), given, where.uri)
         spans, lag = _spans(table, opened, most, lossy)
-        if not spans:
-            return Archived()
+        unmoved = _unmoved(where, table, opened, spans)
         try:
-            return _write(spark, where, table, spans, lag, given, lossy)
+            if spans:
+                return _write(spark, where, table, spans, lag, given, lossy, unmoved)
+            if unmoved:
+                delta.commit(where, table, [], moved=unmoved, note={"do": "archive", "from": {}})
+            return Archived()
         except delta.Superseded:
             continue
 
@@ -127,6 +130,22 @@ def _spans(
     return spans, lag
 
 
+def _unmoved(
+    where: Store, table: Any, opened: Sequence[tuple[str, Any]], spans: Sequence[planning.Span]
+) -> dict[str, tuple[int | None, int]]:
+    """Journals that have nothing to archive although an entry of the log was lost since their last one.
+
+    Their position is committed again as it is: this tells ``verify`` that the lost entry had nothing of them.
+    """
+    busy = {span.place.uuid for span in spans}
+    known = {place.uuid: delta.reached(table, place.uuid) for _, place in opened if place.uuid not in busy}
+    return {
+        uuid: (position, position)
+        for uuid, position in known.items()
+        if position is not None and delta.lost_since(where, table, uuid)
+    }
+
+
 def _write(
     spark: SparkSession | None,
     where: Store,
@@ -135,6 +154,7 @@ def _write(
     lag: int,
     given: Mapping[str, str],
     lossy: bool,
+    unmoved: Mapping[str, tuple[int | None, int]],
 ) -> Archived:
     begun = time.monotonic()
     pieces = [piece for span in spans for piece in planning.cover(span, lossy=lossy)]
@@ -154,7 +174,7 @@ def _write(
             )
         types.keep(where, [span.place for span in spans])
         where.sync(file.name for file in files)  # before the commit: a version must not name a file that a crash loses
-        moved = {span.place.uuid: (span.known, span.end) for span in spans}
+        moved = {span.place.uuid: (span.known, span.end) for span in spans} | dict(unmoved)
         note = {"do": "archive", "from": {span.place.uuid: span.start for span in spans}}
         delta.commit(where, table, files, moved=moved, note=note)
     except Exception as error:

@@ -19,7 +19,7 @@ from penstock.errors import CapacityError, CorruptionError, InvalidArgument, Pen
 from penstock.printable import command
 from penstock.spark.lake import schema
 from penstock.spark.lake.files import File
-from penstock.spark.lake.store import LOG, VERSION_1, Store
+from penstock.spark.lake.store import LOG, VERSION_1, Store, entry_name
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -130,6 +130,33 @@ def reached(table: DeltaTable, journal: str) -> int | None:
     """The next position of a journal to archive; None if nothing of it has been archived."""
     found = table.transaction_version(journal)
     return None if found is None else int(found)
+
+
+def lost_since(where: Store, table: DeltaTable, journal: str) -> bool:
+    """Whether a power cut emptied an entry of the log after the last one that moved this journal's position.
+
+    Only the newest entries can be unsynced, so older ones are not looked at.
+    """
+    if where.path is None:
+        return False
+    newest = table.version()
+    for version in range(newest, max(0, newest - 2 * CHECKPOINT_EVERY) - 1, -1):
+        moved = journals_moved(where, version)
+        if moved is None or journal in moved:
+            return moved is None
+    return False
+
+
+def journals_moved(where: Store, version: int) -> set[str] | None:
+    """The journals whose position an entry of a local log moves; None for an empty entry, which lost what it had."""
+    assert where.path is not None
+    try:
+        text = (where.path / LOG / entry_name(version)).read_text(errors="replace")
+    except FileNotFoundError:
+        return set()  # a checkpoint has replaced it, and it was cleaned up
+    if not text.strip():
+        return None
+    return {json.loads(line)["txn"]["appId"] for line in text.splitlines() if line.startswith('{"txn"')}
 
 
 class Superseded(PenstockError):

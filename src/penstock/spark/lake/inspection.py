@@ -166,10 +166,11 @@ def _log_problems(where: Store) -> Iterator[str]:
     for version in known:
         text = (path / LOG / entry_name(version)).read_text(errors="replace")
         if not text.strip():
-            yield (
-                f"{LOG}/{entry_name(version)} is empty: a power cut took version {version}. Rows that it archived "
-                "are missing; archive again, which takes them from the journal where it still has them"
-            )
+            if not _archived_since(where, version, known):
+                yield (
+                    f"{LOG}/{entry_name(version)} is empty: a power cut took version {version}. Rows that it archived "
+                    "are missing; archive again, which takes them from the journal where it still has them"
+                )
             continue
         try:
             for line in text.splitlines():
@@ -188,6 +189,15 @@ def _log_problems(where: Store) -> Iterator[str]:
     gone = sorted(set(range(first, max(known, default=-1) + 1)) - set(known) - ({first} if checkpoints else set()))
     if gone:
         yield f"{LOG} has no entry of version {gone[0]}"
+
+
+def _archived_since(where: Store, lost: int, known: list[int]) -> bool:
+    """Whether every journal of the lake was archived after an entry was lost: its rows were then taken anew."""
+    before: set[str] = set()
+    after: set[str] = set()
+    for version in known:
+        (before if version < lost else after).update(delta.journals_moved(where, version) or ())
+    return bool(after) and before <= after
 
 
 def _file_problems(where: Store, action: Mapping[str, Any]) -> list[str]:
