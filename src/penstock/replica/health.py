@@ -116,7 +116,9 @@ def _stream(target: Target, answers: dict[tuple[str, int], dict[str, Any] | Exce
     try:
         last = _fields(found, "state").get("last_seq")
         data = blocks.read(last) if isinstance(last, int) and last and not unfit else None
-        begin = 0 if data is None else decode(data, f"block {last} of {blocks.name}").begin_sequence(last)
+        begin = 0
+        if data is not None and isinstance(last, int):
+            begin = decode(data, f"block {last} of {blocks.name}").begin_sequence(last)
         first = _fields(found, "state").get("first_seq")
         if isinstance(first, int) and 0 < begin < first:
             text = f"{blocks.name} was purged, and not by its broker: its last segment begins with block {begin}"
