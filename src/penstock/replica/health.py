@@ -69,7 +69,7 @@ def _server(server: tuple[str, int], target: Target) -> Iterator[Finding]:
     else:
         yield Finding("ok", f"{name} is nats-server {version}")
     if not connection.info.get("jetstream"):
-        remedy = "jetstream { store_dir: ..., sync_interval: always }; a server whose disk was full ended it: restart that"
+        remedy = "jetstream { store_dir: ..., sync_interval: always }; after a full disk: restart the server"
         yield Finding("bad", f"{name} has no JetStream", remedy)
     if connection.max_payload < MAX_BLOCK_BYTES:
         text = f"{name} takes {connection.max_payload} bytes in one message: larger commits are cut in pieces"
