@@ -69,7 +69,8 @@ def _server(server: tuple[str, int], target: Target) -> Iterator[Finding]:
     else:
         yield Finding("ok", f"{name} is nats-server {version}")
     if not connection.info.get("jetstream"):
-        yield Finding("bad", f"{name} has no JetStream", "jetstream { store_dir: ..., sync_interval: always }")
+        remedy = "jetstream { store_dir: ..., sync_interval: always }; after a full disk: restart the server"
+        yield Finding("bad", f"{name} has no JetStream", remedy)
     if connection.max_payload < MAX_BLOCK_BYTES:
         text = f"{name} takes {connection.max_payload} bytes in one message: larger commits are cut in pieces"
         yield Finding("note", text, "max_payload: 8MB")
@@ -116,7 +117,9 @@ def _stream(target: Target, answers: dict[tuple[str, int], dict[str, Any] | Exce
     try:
         last = _fields(found, "state").get("last_seq")
         data = blocks.read(last) if isinstance(last, int) and last and not unfit else None
-        begin = 0 if data is None else decode(data, f"block {last} of {blocks.name}").begin_sequence(last)
+        begin = 0
+        if data is not None and isinstance(last, int):
+            begin = decode(data, f"block {last} of {blocks.name}").begin_sequence(last)
         first = _fields(found, "state").get("first_seq")
         if isinstance(first, int) and 0 < begin < first:
             text = f"{blocks.name} was purged, and not by its broker: its last segment begins with block {begin}"
