@@ -21,8 +21,8 @@ import pytest
 
 import penstock
 from penstock.cli.run import _Lines
-from penstock.cli.service import Watch
-from penstock.gateway import Event, read
+from penstock.cli.service import Watch, state
+from penstock.gateway import Event, Gateway, Policy, Restart, Source, read
 from penstock.gateway.admin import ask
 from tests.gateway.conftest import eventually
 
@@ -512,6 +512,23 @@ def test_it_answers_that_it_is_not_ready_while_its_modules_start(tmp_path: Path)
         finally:
             process.terminate()
             process.wait(60)
+
+
+@pytest.mark.parametrize("policy", [Policy.NEVER, Policy.ON_FAILURE])
+def test_a_source_that_has_given_up_is_not_healthy(policy: Policy) -> None:
+    """It publishes nothing any more, and nobody would be told by a device that is watched by ``/health`` alone."""
+
+    class Broken(Source):
+        def run(self) -> None:
+            raise OSError("no such sensor")
+
+    with Gateway() as gateway:
+        restart = Restart(policy, limit=1, backoff_s=0.01, max_backoff_s=0.01)
+        gateway.add_module("sensor", Broken, restart=restart)
+        gateway.start()
+        eventually(lambda: not state(gateway)["healthy"])
+        found = state(gateway)
+        assert found["ill"] == ["sensor"] and found["modules"]["sensor"]["run_failed"]
 
 
 SLOW = """

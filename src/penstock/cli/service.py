@@ -70,13 +70,16 @@ def _plain(text: str) -> str:
 
 
 def state(gateway: Gateway) -> dict[str, Any]:
-    """The state of each module; healthy means that none has failed, is stuck or was abandoned."""
+    """The state of each module; healthy means that none has failed, is stuck or was abandoned, and that no source has
+    ended in a failure for good.
+    """
     modules = {}
     for info in gateway.modules():
         worker = gateway.broker.worker_of(info.handle)
         modules[info.name] = {
             "life": worker.life.value,
             "stuck": worker.stuck,
+            "run_failed": worker.run_failed,
             "waiting": info.waiting,
             "handled": info.handled,
             "failed": info.failed,
@@ -84,7 +87,7 @@ def state(gateway: Gateway) -> dict[str, Any]:
             "lost": info.lost,
             "backlog": info.backlog,
         }
-    ill = [name for name, one in modules.items() if one["life"] != "running" or one["stuck"]]
+    ill = [name for name, one in modules.items() if one["life"] != "running" or one["stuck"] or one["run_failed"]]
     return {"healthy": not ill and not gateway.abandoned, "ill": ill, "modules": modules}
 
 

@@ -257,6 +257,7 @@ class Keeper:
         self._watch(kept)
         kept.supervisor.restarted()
         worker.life = Life.MADE
+        worker.run_failed = False
         if kept.started:
             worker._begin()
         if left:
@@ -288,6 +289,7 @@ class Keeper:
         new.take(module)
         self._watch(new)
         worker.life = Life.MADE
+        worker.run_failed = False
         worker.counters.state("")
         worker.take_over(old.left or [])
         worker.owed = 0
@@ -333,6 +335,7 @@ class Keeper:
         if kept.supervisor.gave_up:
             log.error("module %r failed %d times; it is not started again", kept.shown, kept.supervisor.failures)
         # after the lines: whoever sees the state finds the reason
+        worker.run_failed = worker.run_failed or step == "run"
         if step not in {"receive", "run"} and not worker.over:
             worker.life = Life.FAILED
             worker.counters.state("failed")

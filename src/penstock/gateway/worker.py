@@ -215,6 +215,7 @@ class Worker:
         self._expired = 0  # of those taken: had waited longer than their TTL
         self.overflowed_before = 0  # refused by the bounds of links that were removed
         self.stuck = False
+        self.run_failed = False  # a source's `run` has failed for good: it publishes nothing any more
         self.removing = False
         self.paused = False
         self.between = False  # the module is being replaced; everything waits until the new one is started
