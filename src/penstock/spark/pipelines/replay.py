@@ -46,9 +46,12 @@ def replay(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Replayed:
-    """Publish each row's payload to ``address``; ``{topic}`` in it is the row's topic. ``speed=None``: flat out."""
+    """Publish each row's payload to ``address``; ``{topic}`` in it is the row's topic. ``speed=0`` or None: as fast
+    as it goes.
+    """
+    speed = speed or None
     if speed is not None and not speed > 0:
-        raise InvalidArgument(f"speed={speed!r} must be above 0, or None for as fast as it goes")
+        raise InvalidArgument(f"speed={speed!r} must be above 0, or 0 for as fast as it goes")
     if "payload" not in frame.columns or "timestamp_ns" not in frame.columns:
         raise InvalidArgument(f"replay needs the columns payload and timestamp_ns, not {', '.join(frame.columns)}")
     order = [name for name in ("timestamp_ns", "position", "ordinal") if name in frame.columns]
