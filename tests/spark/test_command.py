@@ -119,6 +119,17 @@ def test_replay(run, tmp_path):
     assert got == [(row[0], row[3]) for row in rows] and "50 rows" in told
 
 
+def test_replay_keeps_keys(run, tmp_path):
+    with Journal(tmp_path / "j", sync=False) as journal, journal.transaction() as transaction:
+        transaction.append("t", b"x", key="k", message_id="m", properties={"n": "1"}, timestamp_ns=-7)
+    run("replay", "--from", tmp_path / "j", "--to", f"journal:{tmp_path / 'k'}#{{topic}}", "--set", "speed=0")
+    with Journal(tmp_path / "k", mode="read") as journal:
+        (message,) = journal.read_many(1, 9)
+        details = journal.details(1)
+        assert (details.key, details.message_id, message.timestamp_ns) == ("k", "m", -7)
+        assert dict(message.properties) == {"n": "1"}
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_file(run, spark, tmp_path, streaming):
     rows = make(tmp_path / "j", 40)

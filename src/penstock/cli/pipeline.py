@@ -150,6 +150,7 @@ def _prepared(
     if kind is Name.ARCHIVE:
         return lambda spark, progress: _archive(spark, source, target, {**arguments, "options": options}, progress)
     if kind is Name.REPLAY:
+        options["columns"] = ",".join(_REPLAYED)  # keys are read only where they are asked for
         return lambda spark, progress: _replay(_load(spark, source, options), target, arguments, progress)
     return lambda spark, progress: _table(kind, _load(spark, source, options), Path(target), arguments, progress)
 
@@ -210,6 +211,9 @@ def _lists(arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         key: str(value).split(",") if key in ("by", "columns", "topics") else value for key, value in arguments.items()
     }
+
+
+_REPLAYED = ("topic", "position", "ordinal", "timestamp_ns", "payload", "properties", "message_id", "key")
 
 
 def _load(spark: SparkSession, source: str, options: dict[str, str]) -> DataFrame:
