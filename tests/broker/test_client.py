@@ -376,6 +376,13 @@ def test_a_client_that_was_long_without_a_broker_is_as_good_as_new(tmp_path: Pat
         subscriber.close()
 
 
+def test_the_brokers_of_a_group_are_named_as_they_are() -> None:
+    port = refused_port()
+    with Client(f"127.0.0.1:{port},localhost:{port}", timeout=0.1) as client, pytest.raises(TimeoutError) as told:
+        client.ping()
+    assert f"the broker at 127.0.0.1:{port},localhost:{port} did not answer" in str(told.value)
+
+
 @pytest.mark.parametrize("wait_s", [0.0, 0.05])
 def test_a_worker_that_polls_learns_that_its_broker_is_gone(tmp_path: Path, wait_s: float) -> None:
     """The time without a connection counts from one read to the next, however short each is."""

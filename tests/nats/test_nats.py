@@ -397,7 +397,7 @@ def test_who_is_let_in(tmp_path: Path, options: tuple[str, ...], login: str, que
         closed.end()
 
 
-def test_a_server_that_is_not_trusted_is_told_at_once(tmp_path: Path) -> None:
+def test_a_server_that_is_not_trusted_is_told_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
     node = theirs.issue("node")
     encrypted = Server(tmp_path / "store", "--tls", "--tlscert", str(node), "--tlskey", str(node))
@@ -406,6 +406,10 @@ def test_a_server_that_is_not_trusted_is_told_at_once(tmp_path: Path) -> None:
             penstock.publisher(encrypted.address("a", f"?tls={ours.path}"), timeout=1000 * LONG)
         with penstock.publisher(encrypted.address("a", f"?tls={theirs.path}")) as publisher:
             publisher.publish(b"trusted")
+            encrypted.end()  # the end of the connection reaches the client
+            while "the connection was lost" not in caplog.text:
+                time.sleep(0.01)
+        assert "eof_received" not in caplog.text
     finally:
         encrypted.end()
 

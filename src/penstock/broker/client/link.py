@@ -64,6 +64,7 @@ class Link:
         if check_timeout(connect_timeout) is None or connect_timeout > MAX_TIMEOUT_S:
             raise InvalidArgument(f"timeout={connect_timeout!r} must be 0 to {MAX_TIMEOUT_S:.0f} seconds")
         self.host, self.port = settled(host, port)
+        self._place = ",".join(f"{each}:{its_port}" for each, its_port in self._hosts)
         self.dialogue = dialogue
         self.dialogue.one_store = len(self._hosts) > 1
         self.closed = False
@@ -426,7 +427,7 @@ class Link:
         if self.dialogue.refused is None and self.connections and not self._reconnect:
             self.dialogue.fail(ClosedError(self._without_connection()))
         elif isinstance(error, ssl.SSLCertVerificationError) and not self.connections:
-            self.dialogue.fail(RefusedError(f"the broker at {self.host}:{self.port} is not trusted: {error}"))
+            self.dialogue.fail(RefusedError(f"the broker at {self._place} is not trusted: {error}"))
         self._set_timer()
 
     def _note(self, error: Exception) -> None:
@@ -455,7 +456,7 @@ class Link:
             raise UnreachedError(self._without_connection())
 
     def _without_connection(self) -> str:
-        return f"no connection to the broker at {self.host}:{self.port}: {self._why()}"
+        return f"no connection to the broker at {self._place}: {self._why()}"
 
     def _drop_socket(self) -> None:
         if self._socket is not None:
@@ -474,7 +475,7 @@ class Link:
 
     def silence(self, waited_s: float) -> str:
         """The sentence for a request without an answer, with the reason if that is known."""
-        said = f"the broker at {self.host}:{self.port} did not answer within {waited_s:g} s"
+        said = f"the broker at {self._place} did not answer within {waited_s:g} s"
         if self.dialogue.farewell:
             return f"{said}; it closed the connection before: {self.dialogue.farewell}"
         return f"{said}; {MAY_WAIT}" if self.dialogue.ready or self._error is None else f"{said}: {self._why()}"
