@@ -26,6 +26,10 @@ class ClosedError(PenstockError):
     """The handle was closed, or its peer has gone for good."""
 
 
+class UnreachedError(ClosedError):
+    """A broker could not be reached for as long as its subscriber's time-out; the next read tries again."""
+
+
 class StateError(PenstockError):
     """A step out of order: published twice, released twice, used before it was set up."""
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -858,3 +859,23 @@ def test_a_ring_is_told(caplog: pytest.LogCaptureFixture) -> None:
         assert "ring" not in caplog.text.replace("ring1", "").replace("ring2", "").replace("ring3", "")
         with Bridge("bus:ring3", "shm:/ring1"):
             assert "forms a loop with shm:/ring1 > shm:/ring2" in caplog.text and "shm:/ring2 > bus:ring3" in caplog.text
+
+
+def test_a_source_whose_broker_is_gone_is_tried_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Longer than the subscriber's time-out: told, and what comes after it is carried."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    sink = f"journal:{tmp_path / 'sink'}#t"
+    with Server(tmp_path / "broker", port).start():
+        bridge: Any = Bridge(f"broker://127.0.0.1:{port}/t?queue=q", sink).start()
+        bridge.subscriber._link._give_up_s = 0.1
+    with bridge:
+        end = time.monotonic() + 60.0
+        while "trying on" not in caplog.text:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        bridge.subscriber._link._give_up_s = 60.0
+        with Server(tmp_path / "broker", port).start(), penstock.publisher(f"broker://127.0.0.1:{port}/t") as publisher:
+            publisher.publish(b"x")
+            with penstock.subscriber(f"{sink}?start=first") as subscriber:
+                assert bytes(subscriber.receive(60.0)) == b"x"

@@ -365,7 +365,7 @@ def test_a_client_that_was_long_without_a_broker_is_as_good_as_new(tmp_path: Pat
         with Server(tmp_path / "broker", port).start():
             client.timeout = LONG
             assert client.publish("t", b"x") == 1, "what nobody waited for any more was not sent"
-            subscriber = client.subscribe("q", topics="t")
+            subscriber = client.subscribe("q", topics="t", timeout=LONG)
             subscriber._link._give_up_s = 0.3
         with pytest.raises(ClosedError, match="no connection"):
             subscriber.read(LONG)
@@ -374,6 +374,55 @@ def test_a_client_that_was_long_without_a_broker_is_as_good_as_new(tmp_path: Pat
             subscriber._link._give_up_s = LONG
             assert bytes(subscriber.read(LONG) or b"") == b"y"
         subscriber.close()
+
+
+def test_the_brokers_of_a_group_are_named_as_they_are() -> None:
+    port = refused_port()
+    with Client(f"127.0.0.1:{port},localhost:{port}", timeout=0.1) as client, pytest.raises(TimeoutError) as told:
+        client.ping()
+    assert f"the broker at 127.0.0.1:{port},localhost:{port} did not answer" in str(told.value)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.05])
+def test_a_worker_that_polls_learns_that_its_broker_is_gone(tmp_path: Path, wait_s: float) -> None:
+    """The time without a connection counts from one read to the next, however short each is."""
+
+    def polled(subscriber: penstock.Subscriber) -> None:
+        end = time.monotonic() + LONG
+        while time.monotonic() < end:
+            assert subscriber.read(wait_s) is None
+            time.sleep(0.01)
+
+    port = refused_port()
+    with Server(tmp_path / "broker", port).start(), Client(port=port) as client:
+        subscriber = client.subscribe("q", topics="t")
+    subscriber._link._give_up_s = 0.3
+    for _ in range(2):  # it tries again after that
+        with pytest.raises(ClosedError, match="no connection"):
+            polled(subscriber)
+    with Server(tmp_path / "broker", port).start(), Client(port=port) as client:
+        client.publish("t", b"x")
+        subscriber._link._give_up_s = LONG
+        assert bytes(subscriber.read(LONG) or b"") == b"x"
+    subscriber.close()
+
+
+def test_what_is_not_tried_does_not_count_as_without_a_connection(tmp_path: Path) -> None:
+    """A read after a long pause is not told of a broker that is back by then."""
+    port = refused_port()
+    with Server(tmp_path / "broker", port).start(), Client(port=port) as client:
+        subscriber = client.subscribe("q", topics="t")
+    assert subscriber.read(0.05) is None
+    subscriber._link._missed_at -= 1000.0  # as if it had handled a message meanwhile
+    assert subscriber.read(0.05) is None
+    subscriber._link._give_up_s = 0.01
+    with Server(tmp_path / "broker", port).start(), Client(port=port) as client:
+        subscriber._link._retry_at = 0.0
+        assert subscriber.read(0) is None, "this attempt has not failed"
+        subscriber._link._give_up_s = LONG
+        client.publish("t", b"x")
+        assert bytes(subscriber.read(LONG) or b"") == b"x"
+    subscriber.close()
 
 
 def test_a_publish_that_was_sent_and_not_answered_is_stored_once(proxy: Proxy, client: Client) -> None:

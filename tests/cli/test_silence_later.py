@@ -11,14 +11,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 import penstock
 from penstock import _core
+from penstock.cli.sources import Losses, Reader, Source
 from penstock.cli.target import expanded
-from penstock.errors import RefusedError
+from penstock.errors import RefusedError, UnreachedError
 from penstock.printable import printable
+from penstock.types.fields import Values
 
 from .command import run, start
 
@@ -120,6 +123,40 @@ def test_broker_says_why_nothing_comes_any_more(tmp_path: Path) -> None:
             broker.kill()
             broker.communicate(timeout=60)
             assert f"broker://{at}/t: nothing comes: no connection" in told(listening, "nothing comes")
+
+
+def test_a_broker_that_goes_before_the_first_message_is_told(tmp_path: Path) -> None:
+    """It was said before that nothing came yet, which is another silence."""
+    number = port()
+    at = f"127.0.0.1:{number}"
+    with running("broker", str(tmp_path / "j"), str(number)) as broker:
+        assert at in line(broker)
+        with running("sub", f"broker://{at}/t?queue=q") as listening:
+            told(listening, "nothing came yet")
+            broker.kill()
+            broker.communicate(timeout=60)
+            assert f"broker://{at}/t?queue=q: nothing comes: no connection" in told(listening, "nothing comes")
+            with running("broker", str(tmp_path / "j"), str(number)) as again:
+                assert at in line(again)
+                assert run("pub", f"broker://{at}/t", "x").returncode == 0
+                assert line(listening) == "x\n"
+
+
+def test_a_reader_tries_on_where_its_broker_was_not_reached(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    class Unreached:
+        ledger = penstock.Ledger(0, 0)
+        answers: ClassVar[list[object]] = [UnreachedError("no connection"), [penstock.Message(b"x")]]
+
+        def read_many(self, most: int, timeout: float) -> object:
+            found = self.answers.pop(0)
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+    handle: Any = Unreached()
+    source = Source("a", "a", handle, Values(handle), Losses(handle, False), b"", 0)
+    assert Reader([source], lambda message, _: bytes(message), None, "").run(1, None, False)
+    assert capfdbinary.readouterr().out == b"x"
 
 
 def test_a_slow_publisher_is_no_silence() -> None:

@@ -215,6 +215,23 @@ def test_a_host_without_a_port_has_that_of_nats() -> None:
             penstock.address.parse(wrong)
 
 
+def test_what_came_out_of_order_is_given_back_in_order(server: Server) -> None:
+    """So that what one reader that left early has mixed up does not stay so."""
+    server.make_stream("TURNS", ["turns.>"])
+    with penstock.publisher(server.address("turns.a", "?jetstream=true")) as publisher:
+        publisher.publish_many([b"%d" % number for number in range(20)])
+    where = server.address("turns.a", "?stream=TURNS&durable=d")
+    with penstock.subscriber(where) as subscriber:
+        held: Any = subscriber
+        end = time.monotonic() + LONG
+        while len(held._waiting) < 20:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        held._waiting.rotate(7)
+    with penstock.subscriber(where) as subscriber:
+        assert [int(bytes(message)) for message in read(subscriber, 20)] == list(range(20))
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_reader_that_leaves_gives_back_what_is_not_done(server: Server, fails: bool) -> None:
     """The next one has it at once and in order, not after the consumer's ack wait."""
@@ -397,7 +414,7 @@ def test_who_is_let_in(tmp_path: Path, options: tuple[str, ...], login: str, que
         closed.end()
 
 
-def test_a_server_that_is_not_trusted_is_told_at_once(tmp_path: Path) -> None:
+def test_a_server_that_is_not_trusted_is_told_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
     node = theirs.issue("node")
     encrypted = Server(tmp_path / "store", "--tls", "--tlscert", str(node), "--tlskey", str(node))
@@ -406,6 +423,10 @@ def test_a_server_that_is_not_trusted_is_told_at_once(tmp_path: Path) -> None:
             penstock.publisher(encrypted.address("a", f"?tls={ours.path}"), timeout=1000 * LONG)
         with penstock.publisher(encrypted.address("a", f"?tls={theirs.path}")) as publisher:
             publisher.publish(b"trusted")
+            encrypted.end()  # the end of the connection reaches the client
+            while "the connection was lost" not in caplog.text:
+                time.sleep(0.01)
+        assert "eof_received" not in caplog.text
     finally:
         encrypted.end()
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from uuid import UUID
 
 import pytest
 
 from penstock.errors import describe
 from penstock.replica.appender import WAITING, Appender, FencedError
+from penstock.replica.block import Block
 from penstock.replica.client import UnansweredError
 
 from .conftest import until
 from .fake_blocks import FakeBlocks, FakeStream
+
+ANOTHERS = Block(UUID(int=1), 2, 8, 1, 1, 1, 0, 0, 0).encode()
 
 
 class Scripted(FakeBlocks):
@@ -27,7 +31,7 @@ class Scripted(FakeBlocks):
         self.tries += 1
         fate = self.fates.pop(0) if self.fates else "stored"
         if fate == "other":
-            self.stream.append(b"another's", after)
+            self.stream.append(ANOTHERS, after)
             raise UnansweredError("cut")
         if fate == "unavailable":
             raise ConnectionError("nobody is there")
@@ -87,7 +91,16 @@ def test_another_brokers_block_ends_it_for_good() -> None:
         with pytest.raises(FencedError, match="another broker"):
             writer.append(b"one")
     assert blocks.tries == 1, "it does not even try again"
-    assert stream.blocks == {1: b"another's"}
+    assert stream.blocks == {1: ANOTHERS}
+
+
+def test_who_wrote_and_is_no_broker_is_not_called_one() -> None:
+    stream = FakeStream()
+    writer, _ = appender(stream)
+    stream.append(b"hello", 0)
+    with pytest.raises(FencedError, match=r"no broker has written to .*: block 1 is no block of a journal") as told:
+        writer.append(b"one")
+    assert "another broker" not in str(told.value)
 
 
 def test_another_brokers_block_that_was_purged_ends_it_too() -> None:

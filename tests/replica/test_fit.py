@@ -6,18 +6,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import ssl
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 import penstock.replica.stream
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, RefusedError
 from penstock.journal import Journal
 from penstock.replica import JetStream, Replica, health
-from penstock.replica.client import Client, Connection, UnansweredError
+from penstock.replica.client import Access, Client, Connection, UnansweredError
 from penstock.replica.cluster import Cluster
 from penstock.replica.protocol import Message
 from penstock.replica.standby import lease_stream
@@ -197,3 +201,60 @@ def test_a_stream_that_stays_away_is_told_with_the_reason(
     blocks.open_patiently()
     assert all(told.endswith("; trying on") for told in caplog.messages) and caplog.messages
     assert "penstock broker" not in caplog.text, "which is what asks"
+
+
+def test_more_copies_than_nodes_is_told_in_words() -> None:
+    blocks = JetStream(Target.parse("nats://h:1/s?replicas=5"))
+    no_peers = {"error": {"code": 400, "err_code": 10005, "description": "no suitable peers for placement"}}
+    blocks.client = Scripted([NOT_FOUND, no_peers])
+    with pytest.raises(penstock.replica.stream.StreamError, match="5 copies need 5 nodes"):
+        blocks.open()
+
+
+@pytest.mark.parametrize(("away", "verdict"), [(0, []), (1, ["note"]), (2, ["bad"])])
+def test_doctor_tells_when_most_copies_are_away(away: int, verdict: list[str]) -> None:
+    """Also while the last one still leads."""
+    replicas = [{"name": f"node{n}", "current": n >= away, "offline": n < away} for n in range(2)]
+    found = list(health._copies("stream s", {"leader": "node3", "replicas": replicas}))
+    assert [finding.verdict for finding in found] == verdict
+    assert all(("nothing can be stored" in finding.remedy) == (away == 2) for finding in found)
+
+
+def test_doctor_says_nothing_of_syncs_where_jetstream_is_off() -> None:
+    class Off(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"disabled": true, "config": {"max_memory": 0}}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Off) as server:
+        answering = threading.Thread(target=server.handle_request)
+        answering.start()
+        found = list(health._syncing(f"http://127.0.0.1:{server.server_port}"))
+        answering.join()
+    assert [finding.verdict for finding in found] == ["note"] and "JetStream is off" in found[0].text
+
+
+def test_servers_that_do_not_agree_on_tls_are_refused_at_once_with_the_option() -> None:
+    """Only where none ever did: one that was changed meanwhile may be changed back."""
+
+    def greet(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b'INFO {"max_payload": 1048576}\r\n')
+            connection.recv(4096)
+            connection.sendall(b"-ERR 'Unknown Protocol Operation'\r\n")
+
+    for greeted, kind in ((False, RefusedError), (True, ConnectionError)):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            answering = threading.Thread(target=greet, args=(listener,))
+            answering.start()
+            client = Client([listener.getsockname()], Access(tls=ssl.create_default_context()))
+            client._greeted = greeted
+            with pytest.raises(kind) as told:
+                client.connection()
+            answering.join()
+        assert ("--store-authority" in str(told.value)) == (not greeted)

@@ -38,7 +38,7 @@ from penstock.bridge.carrier import Carrier
 from penstock.bridge.multiplexer import Multiplexer
 from penstock.carry import not_held
 from penstock.channel import Ledger, Publisher, Subscriber
-from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError
+from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError, UnreachedError
 from penstock.topics import is_pattern
 from penstock.types import Schema, Terms
 
@@ -253,6 +253,9 @@ class Bridge:
             most = self._most if count is None else min(self._most, count - carried)
             try:
                 batch = self.subscriber.read_many(most, POLL_S)
+            except UnreachedError as error:
+                logger.warning("%r: %s; trying on", self, error)
+                continue
             except ClosedError:
                 break
             if self._waits_for_channel:

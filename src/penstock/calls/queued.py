@@ -22,7 +22,7 @@ from typing import Any
 from penstock.address import Address
 from penstock.calls.envelope import Envelope, aged, unpack
 from penstock.calls.lanes import ClientLane, ServerLane, held
-from penstock.errors import ClosedError, InvalidArgument, PenstockError, ProtocolError, RefusedError
+from penstock.errors import ClosedError, InvalidArgument, PenstockError, ProtocolError, RefusedError, UnreachedError
 
 ANSWER_TTL_S = 3600.0  # TTL of an answer that is not read
 CANCEL_S = 1.0  # how long a cancellation waits for a broker that cannot be reached
@@ -36,6 +36,13 @@ def answers_topic(topic: str, origin: bytes) -> str:
 def cancels_topic(topic: str) -> str:
     """The topic of cancellations."""
     return f"{topic}.@cancels"
+
+
+def _read(subscriber: Any, timeout: float) -> Any:
+    """The next message, if one comes: a broker that is gone may come back, and calls have time limits of their own."""
+    with contextlib.suppress(UnreachedError):
+        return subscriber.read(timeout)
+    return None
 
 
 class QueuedClient(ClientLane):
@@ -104,7 +111,7 @@ class QueuedClient(ClientLane):
             self._ask(time.monotonic() + CANCEL_S, self._client.publish, cancels_topic(self._topic), data, ttl_s=60.0)
 
     def receive(self, timeout: float) -> Envelope | None:
-        message = self._answers.read(timeout)
+        message = _read(self._answers, timeout)
         return None if message is None else unpack(bytes(message))
 
     def gone(self, peer: Hashable) -> bool:
@@ -167,11 +174,11 @@ class QueuedServer(ServerLane):
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._acknowledge()
-            cancel = self._cancels.read(0)
+            cancel = _read(self._cancels, 0)
             if cancel is not None:
                 return None, unpack(bytes(cancel))
             left = 0.05 if deadline is None else max(0.0, min(0.05, deadline - time.monotonic()))
-            message = self._requests.read(left)
+            message = _read(self._requests, left)
             if message is not None:
                 break
             if deadline is not None and time.monotonic() >= deadline:

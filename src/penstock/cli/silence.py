@@ -101,10 +101,12 @@ class Silences:
     def __init__(self) -> None:
         self._counts: dict[str, tuple[int, float]] = {}  # how many messages came, and when that number changed
         self._reported: set[str] = set()
+        self._cut: set[str] = set()  # those without a connection
 
-    def told(self, address: str) -> None:
+    def told(self, address: str, handle: Any) -> None:
         """This silence of the address has been explained already."""
         self._reported.add(address)
+        (self._cut.add if _cut(handle) else self._cut.discard)(address)
 
     def look(self, sources: Iterable[tuple[str, Any, int]]) -> None:
         """``sources``: addresses, their subscribers, and how many messages came from each."""
@@ -112,6 +114,10 @@ class Silences:
         silent = {}
         for address, handle, count in sources:
             known, since = self._counts.setdefault(address, (count, now))
+            if (address in self._cut) != bool(_cut(handle)):  # what was said before is no reason for what is now
+                self._cut ^= {address}
+                self._counts[address] = known, now
+                self._reported.discard(address)
             if known != count:
                 self._counts[address] = count, now
                 self._reported.discard(address)
@@ -122,17 +128,22 @@ class Silences:
             self._reported.add(address)
 
 
+def _cut(handle: Any) -> str:
+    """Why a handle has no connection now; empty if it has one, or needs none."""
+    sessions = getattr(handle, "sessions", ())
+    if sessions and not any(session.connected for session in sessions):
+        return str(sessions[0].last_error or "the publisher closed it")
+    return str(getattr(handle, "trouble", ""))
+
+
 def _ended(handles: Mapping[str, Any]) -> dict[str, str]:
     """The addresses from which nothing can arrive in the current state, each with the reason as a sentence."""
     from penstock.observe import explain
 
     found = {}
     for address, handle in handles.items():
-        sessions = getattr(handle, "sessions", ())
-        if sessions and not any(session.connected for session in sessions):
-            found[address] = f"no connection: {sessions[0].last_error or 'the publisher closed it'}"
-        elif trouble := getattr(handle, "trouble", ""):
-            found[address] = f"no connection: {trouble}"
+        if why := _cut(handle):
+            found[address] = f"no connection: {why}"
     try:
         more = explain.ended(address for address in handles if address not in found)
     except (PenstockError, OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import sys
@@ -14,6 +15,7 @@ import typer
 
 from penstock.channel import Subscriber
 from penstock.cli import exits, silence
+from penstock.errors import UnreachedError
 from penstock.observe import decode
 from penstock.types.fields import Values
 
@@ -187,7 +189,9 @@ class Reader:
     def _print_some(self, source: Source, most: int | None, wait_s: float) -> int:
         """Print some messages; all of them are released when this returns."""
         out = sys.stdout.buffer
-        batch = source.subscriber.read_many(min(256, most or 256), wait_s)
+        batch: Any = []
+        with contextlib.suppress(UnreachedError):  # which `Silences` tells; the next read tries again
+            batch = source.subscriber.read_many(min(256, most or 256), wait_s)
         before = self.printed
         for message in batch:
             if self.to_the_end and source.is_new(message) and not source.takes:
@@ -225,6 +229,6 @@ class Reader:
             exits.told(f"{self.waits_for}; waiting")
         elif len(self.sources) == 1:
             silence.tell(self.sources[0].address, self.sources[0].subscriber, self.sources[0].where)
-            self.silences.told(self.sources[0].address)
+            self.silences.told(self.sources[0].address, self.sources[0].subscriber)
         else:
             exits.told(f"nothing came yet from any of {len(self.sources)} addresses")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock.errors import ClosedError
+from penstock.errors import ClosedError, UnreachedError
 from penstock.gateway.errors import BrokerError
 from penstock.gateway.losses import last_loss
 from penstock.gateway.marks import Mark
@@ -138,6 +138,8 @@ class Forwarder:
         """Call it; returns whether it may be called again."""
         try:
             function(queue)
+        except UnreachedError as error:
+            self._throttle.error("reading %s failed: %s; trying on", self._name, error)
         except (ClosedError, BrokerError):
             return False  # closed, or the module is no longer attached: unacknowledged messages will be redelivered
         except Exception as error:

@@ -20,7 +20,7 @@ from penstock import address
 from penstock._core.gateway import GatewayMessage
 from penstock.carry import not_held_of
 from penstock.channel import Publisher, Subscriber
-from penstock.errors import ClosedError, PenstockError
+from penstock.errors import ClosedError, PenstockError, UnreachedError
 from penstock.gateway import carriage
 from penstock.gateway.durable import Forwarder
 from penstock.gateway.module import Module
@@ -222,9 +222,9 @@ class _Reader:
             try:
                 # Keep no reference: a batch that is alive while the next one is read may hold slots of the channel.
                 self._forward_all(subscriber.read_many(BATCH, READ_TIMEOUT_S))
-            except ClosedError:
-                return
             except (PenstockError, OSError) as error:
+                if isinstance(error, ClosedError) and not isinstance(error, UnreachedError):
+                    return
                 endpoint._throttle.error("reading %s failed: %s", endpoint.name, error)
                 if self._stopping.wait(RETRY_S):
                     return

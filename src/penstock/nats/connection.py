@@ -123,6 +123,11 @@ def _client_of(access: Access) -> Any:
                 said = f"the NATS server at {access.place} offers no TLS; nothing was sent to it"
                 # the first connection fails at once, a reconnect tries again
                 raise OSError(said) if self.is_reconnecting else RefusedError(said)
+            writer = getattr(self._transport, "_io_writer", None)
+            if writer is not None and writer.get_extra_info("ssl_object") is not None:
+                # nats-py does not tell its protocol that it is encrypted: asyncio would warn at the end of each
+                # connection.
+                writer.transport.get_protocol()._over_ssl = True
             command: bytes = super()._connect_command()
             return command
 

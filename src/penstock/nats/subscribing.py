@@ -259,8 +259,12 @@ class Subscriber(channel.Subscriber):
         if left:  # asked for this, the server forgets our last request, for which it would put the first one last
             with contextlib.suppress(Exception):  # the order alone would suffer
                 await self._connection.client.jetstream(timeout=1.0).consumer_info(*self._consumer)
-        for message in left:
+        left.sort(key=lambda message: message.metadata.sequence.stream)  # in which the next reader gets them
+        for message in left[:-1]:
             await message.nak()
+        if left:  # the server does them one by one and answers the last: before, the next reader would get newer ones
+            with contextlib.suppress(Exception):
+                await self._connection.client.request(left[-1].reply, b"-NAK", timeout=GIVE_BACK_S)
 
     async def _acknowledge_all(self, messages: list[Any]) -> None:
         for message in messages:

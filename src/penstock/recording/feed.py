@@ -17,7 +17,7 @@ from typing import Any
 
 import penstock
 from penstock.address import parse
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UnreachedError
 
 __all__ = ["Direct", "feed_of"]
 
@@ -61,7 +61,8 @@ class Direct:
             return ()
         batch: Any = ()
         try:
-            batch = self._subscriber.read_many(claimed, 0)
+            with contextlib.suppress(UnreachedError):
+                batch = self._subscriber.read_many(claimed, 0)
         finally:
             self._give_back(claimed - len(batch))
         return batch
@@ -214,6 +215,11 @@ class Pumped(Direct):
                 self._error, self._empty = error, True
                 os.eventfd_write(self._ready, 1)
 
+    def _wait(self, timeout: float) -> bool:
+        with contextlib.suppress(UnreachedError):  # its broker may come back: the recording goes on then
+            return self._subscriber.wait(timeout)
+        return False
+
     def _next(self) -> bool:
         with self._changed:
             while not self._stopped and (not self._most or (self._draining and self._empty)):
@@ -221,13 +227,13 @@ class Pumped(Direct):
             if self._stopped:
                 return False
             most, draining = self._most, self._draining
-        there = self._subscriber.wait(0)
+        there = self._wait(0)
         if not there:
             with self._changed:
                 self._empty = self._draining == draining  # if draining began meanwhile, look once more
             if draining:
                 return True
-            there = self._subscriber.wait(WAIT_S)
+            there = self._wait(WAIT_S)
         batch = super().read(most) if there else ()
         schemas = super().schemas(read=True) if len(batch) else ()
         with self._changed:

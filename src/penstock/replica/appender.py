@@ -16,7 +16,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from penstock.errors import PenstockError
+from penstock.errors import CorruptionError, PenstockError
+from penstock.replica.block import decode
 from penstock.replica.client import UnansweredError
 from penstock.replica.outage import Outage
 from penstock.replica.stream import Blocks, StreamError, WrongLastError
@@ -159,8 +160,19 @@ class Appender:
                 found = b""  # there was a block, and it was purged, but not by us
         if found is None or found == data:
             return found is not None
-        self.fault = FencedError(f"another broker writes to {self.blocks.name}: block {self.last + 1} is not ours")
+        self.fault = FencedError(self._who_wrote(found))
         raise self.fault
+
+    def _who_wrote(self, found: bytes) -> str:
+        """Whose the block is that stands in the place of ours."""
+        place = f"block {self.last + 1}"
+        try:
+            if found:
+                decode(found, place)
+        except CorruptionError:
+            text = f"somebody who is no broker has written to {self.blocks.name}: {place} is no block of a journal"
+            return f"{text}. A broker that is started again puts it right"
+        return f"another broker writes to {self.blocks.name}: {place} is not ours"
 
     def _note_short(self, text: str) -> None:
         now = time.monotonic()

@@ -25,6 +25,9 @@ READ_BYTES = 1 << 18
 CONNECT_S = 3.0
 NO_RESPONDERS = 503
 LET_IN = "give its token (PENSTOCK_STORE_TOKEN, or nats://TOKEN@HOST) or its user (nats://USER:PASSWORD@HOST)"
+#: Why a handshake fails that does not succeed later either.
+UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER")
+TRUST = "--store-authority FILE names the authority of the servers' certificates, where they have TLS"
 
 
 class UnansweredError(TimeoutError):
@@ -137,6 +140,7 @@ class Client:
         self._access = access or Access()
         self._next = 0
         self._connection: Connection | None = None
+        self._greeted = False  # by any server, at any time
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
         self._number = 0
 
@@ -150,17 +154,22 @@ class Client:
         if self._connection is not None:
             return self._connection
         problem: Exception | None = None
+        untrusted = 0
         for _ in self.servers:
             server = self.servers[self._next % len(self.servers)]
             try:
                 connection = Connection(server, self._access, CONNECT_S)
                 connection.send(protocol.subscribe(f"{self._inbox}.*", "1"))
                 self._connection = connection
+                self._greeted = True
                 return connection
             except (OSError, ProtocolError) as error:
                 self._next += 1
                 problem = error
+                untrusted += isinstance(error, ssl.SSLError) and error.reason in UNTRUSTED
         names = ", ".join(map(_name, self.servers))
+        if untrusted == len(self.servers) and not self._greeted:  # waiting does not change that
+            raise RefusedError(f"{names} and this machine do not agree on TLS: {problem}; {TRUST}")
         raise ConnectionError(f"no NATS server answers at {names}: {describe(problem) if problem else 'none is named'}")
 
     def request(

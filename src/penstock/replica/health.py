@@ -69,8 +69,9 @@ def _server(server: tuple[str, int], target: Target) -> Iterator[Finding]:
     else:
         yield Finding("ok", f"{name} is nats-server {version}")
     if not connection.info.get("jetstream"):
-        remedy = "jetstream { store_dir: ..., sync_interval: always }; after a full disk: restart the server"
-        yield Finding("bad", f"{name} has no JetStream", remedy)
+        text = f"{name} has no JetStream: it is not configured, or the server has ended it, as on a full disk"
+        remedy = "its log tells; jetstream { store_dir: ..., sync_interval: always }; after a full disk: restart it"
+        yield Finding("bad", text, remedy)
     if connection.max_payload < MAX_BLOCK_BYTES:
         text = f"{name} takes {connection.max_payload} bytes in one message: larger commits are cut in pieces"
         yield Finding("note", text, "max_payload: 8MB")
@@ -132,8 +133,6 @@ def _stream(target: Target, answers: dict[tuple[str, int], dict[str, Any] | Exce
     finally:
         blocks.close()
     settings, cluster = _fields(found, "config"), _fields(found, "cluster")
-    replicas = [one for one in cluster.get("replicas") or [] if isinstance(one, dict)]
-    behind = [f"{one.get('name')} ({one.get('lag', 0)} blocks)" for one in replicas if _lags(one)]
     state = _fields(found, "state")
     leader = cluster.get("leader")
     who = f"{leader} leads" if cluster else "on one server"
@@ -143,7 +142,17 @@ def _stream(target: Target, answers: dict[tuple[str, int], dict[str, Any] | Exce
     if state.get("num_deleted"):
         text = f"{blocks.name} has lost {state['num_deleted']} blocks: they may be needed on another machine"
         yield Finding("bad", text, "start the broker on its own directory: it puts back what is needed")
-    if behind:
+    yield from _copies(blocks.name, cluster)
+
+
+def _copies(stream: str, cluster: dict[str, Any]) -> Iterator[Finding]:
+    """The copies that are not the leader's, as it sees them: right after most of them were lost it leads on."""
+    replicas = [one for one in cluster.get("replicas") or [] if isinstance(one, dict)]
+    behind = [f"{one.get('name')} ({one.get('lag', 0)} blocks)" for one in replicas if _lags(one)]
+    if 2 * len(behind) > len(replicas):
+        text = f"behind or away: {', '.join(behind)}: that is most copies of {stream}"
+        yield Finding("bad", text, "nothing can be stored while they are away: start them")
+    elif behind:
         yield Finding("note", f"behind or away: {', '.join(behind)}", "one more must not be lost until they are back")
 
 
@@ -195,11 +204,14 @@ def _syncing(monitor: str) -> Iterator[Finding]:
         raise InvalidArgument(f"{without_secrets(monitor)!r} is not {wanted}")
     try:
         with urllib.request.urlopen(f"{monitor.rstrip('/')}/jsz", timeout=ASK_S) as answer:  # noqa: S310 - http, above
-            settings = _fields(fields_of(answer.read(MAX_ANSWER), "answer"), "config")
+            told = fields_of(answer.read(MAX_ANSWER), "answer")
     except (OSError, PenstockError) as error:
         yield Finding("note", f"{monitor} does not tell: {error}", "http: HOST:8222 in the node's configuration")
         return
-    if settings.get("sync_always"):
+    settings = _fields(told, "config")
+    if told.get("disabled"):
+        yield Finding("note", f"{monitor}: JetStream is off there, so it does not tell whether it syncs")
+    elif settings.get("sync_always"):
         yield Finding("ok", f"{monitor}: every message is synced")
     else:
         seconds = settings.get("sync_interval", 0) / 1e9

@@ -38,6 +38,7 @@ WRONG_LAST = (10071, 10164)
 NOT_FOUND, NO_MESSAGE = 404, 10037
 STREAM_NOT_FOUND = 10059
 NOT_CLUSTERED = 10074  # more than one copy was asked of a server that is alone
+NO_PEERS = 10005  # fewer servers than copies
 LIMITS_REACHED = (10023, 10077, 10110, 10122)
 MAX_BLOCK_BYTES = 8 << 20
 LEAST_MESSAGE_BYTES = 1 << 16  # a stream that takes less in one message would have chains of tiny blocks
@@ -267,6 +268,10 @@ class JetStream:
         try:
             self._ask(f"STREAM.CREATE.{self.target.stream}", configuration)
         except StreamError as error:
+            if getattr(error, "number", 0) == NO_PEERS:  # there may be more of them later
+                needs = f"{self.target.replicas} copies need {self.target.replicas} nodes with JetStream"
+                remedy = "start more, or give another ?replicas= in the store's address"
+                raise StreamError(f"{self.name}: {needs}, and there are fewer now: {remedy}") from None
             if getattr(error, "number", 0) != NOT_CLUSTERED:
                 raise
             servers = ",".join(f"{host}:{port}" for host, port in self.target.servers)

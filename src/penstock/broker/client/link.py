@@ -28,6 +28,7 @@ from penstock.errors import (
     ProtocolError,
     RefusedError,
     StateError,
+    UnreachedError,
     describe,
 )
 from penstock.resolving import resolving
@@ -63,6 +64,7 @@ class Link:
         if check_timeout(connect_timeout) is None or connect_timeout > MAX_TIMEOUT_S:
             raise InvalidArgument(f"timeout={connect_timeout!r} must be 0 to {MAX_TIMEOUT_S:.0f} seconds")
         self.host, self.port = settled(host, port)
+        self._place = ",".join(f"{each}:{its_port}" for each, its_port in self._hosts)
         self.dialogue = dialogue
         self.dialogue.one_store = len(self._hosts) > 1
         self.closed = False
@@ -81,7 +83,9 @@ class Link:
         self._greeted_at = 0.0
         self._error: Exception | None = None
         self._troubles: dict[tuple[str, int], Exception] = {}  # by host and port: the last error
-        self._down_since = time.monotonic()
+        self._missed_s = 0.0  # how long readers were without a connection, until the time that follows
+        self._missed_at = time.monotonic()
+        self._failed_at = 0.0  # when an attempt to connect failed last
         self._poll = select.epoll()  # fileno() returns it: it stays the same over reconnects
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._woken = False
@@ -407,9 +411,9 @@ class Link:
                 break
         self._drop_socket()
         self.dialogue.disconnected()
-        now = time.monotonic()
+        self._failed_at = now = time.monotonic()
         if was_ready:
-            self._down_since = now
+            self._missed_s, self._missed_at = 0.0, now
         self._note(error)
         self._at = (self._at + 1) % len(self._hosts)
         self._retry_at = now
@@ -421,9 +425,9 @@ class Link:
             self._retry_at += self._pause
             self._pause = min(self._pause * 2, RETRY_S[1] if len(self._hosts) == 1 else GROUP_RETRY_S)
         if self.dialogue.refused is None and self.connections and not self._reconnect:
-            self.dialogue.fail(self._no_connection())
+            self.dialogue.fail(ClosedError(self._without_connection()))
         elif isinstance(error, ssl.SSLCertVerificationError) and not self.connections:
-            self.dialogue.fail(RefusedError(f"the broker at {self.host}:{self.port} is not trusted: {error}"))
+            self.dialogue.fail(RefusedError(f"the broker at {self._place} is not trusted: {error}"))
         self._set_timer()
 
     def _note(self, error: Exception) -> None:
@@ -435,15 +439,24 @@ class Link:
             log.warning("what listens at %s:%d is no broker: %s; the others of the group are tried", *place, error)
 
     def check_reachable(self, since: float) -> None:
-        """ClosedError if there was no connection for the whole connect time-out, all of it after ``since``. Nothing
-        else changes: the next request connects again.
-        """
-        down_since = max(self._down_since, since)
-        if not self.dialogue.ready and time.monotonic() - down_since > self._give_up_s:
-            raise self._no_connection()
+        """UnreachedError if readers were without a connection for the connect time-out, and an attempt has failed since
+        this one began to read (``since``). Nothing else changes: the next request connects again.
 
-    def _no_connection(self) -> ClosedError:
-        return ClosedError(f"no connection to the broker at {self.host}:{self.port}: {self._why()}")
+        The time counts from one read to the next, for who polls. Of the time between two reads the longest pause counts
+        at most: nothing was tried in the rest of it.
+        """
+        if self.dialogue.ready:
+            return
+        now = time.monotonic()
+        between_s = max(0.0, since - self._missed_at)
+        self._missed_s += min(between_s, RETRY_S[1]) + now - max(since, self._missed_at)
+        self._missed_at = now
+        if self._missed_s > self._give_up_s and self._failed_at >= since:
+            self._missed_s = 0.0
+            raise UnreachedError(self._without_connection())
+
+    def _without_connection(self) -> str:
+        return f"no connection to the broker at {self._place}: {self._why()}"
 
     def _drop_socket(self) -> None:
         if self._socket is not None:
@@ -462,7 +475,7 @@ class Link:
 
     def silence(self, waited_s: float) -> str:
         """The sentence for a request without an answer, with the reason if that is known."""
-        said = f"the broker at {self.host}:{self.port} did not answer within {waited_s:g} s"
+        said = f"the broker at {self._place} did not answer within {waited_s:g} s"
         if self.dialogue.farewell:
             return f"{said}; it closed the connection before: {self.dialogue.farewell}"
         return f"{said}; {MAY_WAIT}" if self.dialogue.ready or self._error is None else f"{said}: {self._why()}"
