@@ -65,8 +65,10 @@ void batch_dealloc(PyObject *self) {
 }
 
 bool check_held(Batch *batch) {
-    if (batch->hold) return true;
-    raise_error("StateError", "this batch was released");
+    if (batch->hold && !(batch->hold->owner && batch->hold->owner->inherited())) [[likely]] return true;
+    raise_error("StateError", batch->hold ? "this batch was read before this process was forked, and its memory is the "
+                                            "parent's; open a subscriber in the child"
+                                          : "this batch was released");
     return false;
 }
 
@@ -147,7 +149,7 @@ PyObject *iterator_next(PyObject *self) {
 
 PyObject *batch_release(PyObject *self, PyObject *) {
     Batch *batch = as_batch(self);
-    if (!check_held(batch)) return nullptr;
+    if (!batch->hold) return raise_error("StateError", "this batch was released");
     std::exchange(batch->hold, nullptr)->drop();
     Py_RETURN_NONE;
 }

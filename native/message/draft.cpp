@@ -58,8 +58,15 @@ int draft_traverse(PyObject *self, visitproc visit, void *arg) {
     return 0;
 }
 
-bool check_open(Draft *draft) {
-    if (draft->state == DraftState::open) return true;
+bool refuse_inherited() {
+    raise_error("StateError", "this draft was reserved before this process was forked, and its memory is the parent's; open "
+                              "a publisher in the child");
+    return false;
+}
+
+// `to_use`: not only to be cancelled, which a forked child may do: it changes nothing of its parent's.
+bool check_open(Draft *draft, bool to_use = true) {
+    if (draft->state == DraftState::open) return !to_use || !draft->owner->inherited() || refuse_inherited();
     raise_error("StateError", draft->state == DraftState::published ? "this draft was published before"
                                                                     : "this draft was cancelled");
     return false;
@@ -71,6 +78,11 @@ int draft_getbuffer(PyObject *self, Py_buffer *view, int flags) {
         view->obj = nullptr;
         PyErr_Format(PyExc_BufferError, "this draft was %s; its memory cannot be written any more",
                      draft->state == DraftState::published ? "published" : "cancelled");
+        return -1;
+    }
+    if (draft->owner->inherited()) [[unlikely]] {
+        view->obj = nullptr;
+        refuse_inherited();
         return -1;
     }
     static std::uint8_t nothing = 0;
@@ -188,7 +200,7 @@ PyObject *draft_publish(PyObject *self, PyObject *const *arguments, Py_ssize_t c
 
 PyObject *draft_cancel(PyObject *self, PyObject *) {
     Draft *draft = as_draft(self);
-    if (!check_open(draft)) return nullptr;
+    if (!check_open(draft, false)) return nullptr;
     release_views(draft);
     cancel_memory(draft);
     Py_RETURN_NONE;

@@ -44,6 +44,21 @@ void give_back(Message *message) {
     owner->release(message->envelope.token);
 }
 
+// Whether the bytes are still the message's: it was not released, and not read by the process that this one was forked
+// from.
+bool holds_bytes(const Message *message) {
+    return !message->released && !(message->owner && message->owner->inherited());
+}
+
+// Sets the error for a message whose bytes are gone.
+void refuse_bytes(const Message *message, PyObject *kind, const char *text) {
+    if (message->released) PyErr_SetString(kind, text);
+    else
+        raise_error("StateError",
+                    "this message was read before this process was forked, and its memory is the parent's; copy it "
+                    "(bytes(message)) before the fork, or open a subscriber in the child");
+}
+
 // Memory of a message made in Python: a buffer of any object.
 struct BufferOwner final : Owner {
     Py_buffer buffer{};
@@ -72,9 +87,9 @@ void message_dealloc(PyObject *self) {
 
 int message_getbuffer(PyObject *self, Py_buffer *view, int flags) {
     Message *message = as_message(self);
-    if (message->released) {
+    if (!holds_bytes(message)) [[unlikely]] {
         view->obj = nullptr;
-        PyErr_SetString(PyExc_BufferError, "this message was released; its memory may hold another one");
+        refuse_bytes(message, PyExc_BufferError, "this message was released; its memory may hold another one");
         return -1;
     }
     auto *data = const_cast<std::uint8_t *>(message->envelope.data);
@@ -124,8 +139,8 @@ PyObject *message_repr(PyObject *self) {
 
 Py_hash_t message_hash(PyObject *self) {
     Message *message = as_message(self);
-    if (message->released) {
-        PyErr_SetString(PyExc_BufferError, "this message was released");
+    if (!holds_bytes(message)) {
+        refuse_bytes(message, PyExc_BufferError, "this message was released");
         return -1;
     }
     PyObject *copy = PyBytes_FromStringAndSize(reinterpret_cast<const char *>(message->envelope.data),
@@ -144,6 +159,9 @@ PyObject *message_compare(PyObject *self, PyObject *other, int operation) {
         equal = true;
     } else if (!PyObject_CheckBuffer(other) || as_message(self)->released) {
         Py_RETURN_NOTIMPLEMENTED;
+    } else if (!holds_bytes(as_message(self))) {
+        refuse_bytes(as_message(self), nullptr, nullptr);
+        return nullptr;
     } else {
         Py_buffer view;
         if (PyObject_GetBuffer(other, &view, PyBUF_SIMPLE) != 0) {
@@ -291,6 +309,7 @@ PyObject *get_metadata(PyObject *self, void *) {
     const Envelope &e = as_message(self)->envelope;
     if (!e.metadata_size) Py_RETURN_NONE;
     if (as_message(self)->released) return raise_error("StateError", "this message was released; its metadata is gone");
+    if (!holds_bytes(as_message(self))) return refuse_bytes(as_message(self), nullptr, nullptr), nullptr;
     return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(e.metadata), e.metadata_size);
 }
 
@@ -312,8 +331,8 @@ PyObject *message_copy(PyObject *self, PyObject *) {
 // A message with the same fields over a copy of the bytes: it holds no memory of the reach that it came from.
 PyObject *message_deepcopy(PyObject *self, PyObject *) {
     Message *message = as_message(self);
-    if (message->released) {
-        PyErr_SetString(PyExc_BufferError, "this message was released; there is nothing to copy");
+    if (!holds_bytes(message)) {
+        refuse_bytes(message, PyExc_BufferError, "this message was released; there is nothing to copy");
         return nullptr;
     }
     const Envelope &e = message->envelope;

@@ -16,9 +16,16 @@
 #include <string_view>
 #include <vector>
 
+#include "platform/liveness.hpp"
+
 namespace penstock {
 
 struct Owner {
+    // For memory that is shared with other processes: fork_generation() when it was lent. A forked child does not hold
+    // it: what its parent releases is written over there too. 0: the memory is a process's own.
+    std::uint32_t lent_generation = 0;
+    bool inherited() const { return lent_generation && lent_generation != fork_generation(); }
+
     virtual void release(std::uint64_t token) noexcept = 0;
     // Called when a message is taken out of a batch and will hold its memory itself: there will be one more release of
     // this token. False: this owner cannot release messages one by one, so each message holds the whole batch.
@@ -124,6 +131,10 @@ PyObject *batch_channels(PyObject *batch);
 inline bool batch_check(PyObject *object) { return Py_IS_TYPE(object, batch_type); }
 
 struct DraftOwner {
+    // As of Owner.
+    std::uint32_t lent_generation = 0;
+    bool inherited() const { return lent_generation && lent_generation != fork_generation(); }
+
     // An array that array() returned outlives the publishing: keep its memory readable until let_go. Called before
     // publish; let_go follows once, whether publish succeeds or not.
     virtual void hold(std::uint64_t) noexcept {}

@@ -177,6 +177,9 @@ DeathRecord new_record(std::uint64_t token, const Dead &dead, const DeathRecord 
     return death;
 }
 
+// The upper half of a token is the pid of its process: where a member says something else, its channel is damaged.
+bool is_plausible(std::uint64_t token, const Dead &dead) { return dead.pid && token >> 32 == dead.pid; }
+
 // Writes into the record of that process, or overwrites the oldest record.
 void store(const DeathsFile &file, std::vector<DeathRecord> &records, std::uint64_t token, const Dead &dead) {
     std::uint64_t newest = 0;
@@ -205,12 +208,14 @@ void store(const DeathsFile &file, std::vector<DeathRecord> &records, std::uint6
 
 void write_deaths(const std::map<std::uint64_t, Dead> &dead) noexcept {
     try {
-        if (dead.empty()) return;
+        if (std::none_of(dead.begin(), dead.end(), [](const auto &one) { return is_plausible(one.first, one.second); }))
+            return;
         DeathsFile file(true);
         if (!file.locked()) return;
         std::vector<DeathRecord> records(most_deaths);
         for (std::uint32_t i = 0; i < most_deaths; ++i) file.read(i, records[i]);
-        for (const auto &[token, one] : dead) store(file, records, token, one);
+        for (const auto &[token, one] : dead)
+            if (is_plausible(token, one)) store(file, records, token, one);
     } catch (...) {
     }
 }

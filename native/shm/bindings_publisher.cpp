@@ -159,6 +159,7 @@ PyObject *publisher_new(PyTypeObject *type, PyObject *, PyObject *) {
     PublisherObject *self = as_publisher(object);
     new (&self->lender) Lender;
     self->lender.publisher = self;
+    self->lender.lent_generation = fork_generation();
     return object;
 }
 

@@ -135,6 +135,7 @@ int subscriber_init(PyObject *object, PyObject *arguments, PyObject *names) {
         return -1;
     }
     self->holder.handle = self->handle;
+    self->holder.lent_generation = fork_generation();
     return remember_handle(self) ? 0 : -1;
 }
 

@@ -137,10 +137,14 @@ void claim_space(const File &file, const std::string &name, std::uint64_t at, st
     if (int error = size ? posix_fallocate(file.get(), off_t(at), off_t(size)) : 0) refuse_space(error, name, size);
 }
 
-void check_space(const std::string &name, std::uint64_t size) {
+bool has_space(std::uint64_t size) {
     struct statvfs status {};
-    if (fstatvfs(shared_directory(), &status) != 0 || status.f_blocks == 0) return;  // it has no bound of its own
-    if (std::uint64_t(status.f_bavail) < (size + status.f_frsize - 1) / status.f_frsize) refuse_space(ENOSPC, name, size);
+    if (fstatvfs(shared_directory(), &status) != 0 || status.f_blocks == 0) return true;  // it has no bound of its own
+    return std::uint64_t(status.f_bavail) >= (size + status.f_frsize - 1) / status.f_frsize;
+}
+
+void check_space(const std::string &name, std::uint64_t size) {
+    if (!has_space(size)) refuse_space(ENOSPC, name, size);
 }
 
 File make_file(const std::string &name, std::uint64_t size, const Access &access,

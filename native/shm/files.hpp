@@ -66,7 +66,9 @@ File make_file(const std::string &name, std::uint64_t size, const Access &access
 
 // Claims the space of a part of the file; an error where there is none.
 void claim_space(const File &file, const std::string &name, std::uint64_t at, std::uint64_t size);
-// Throws where the directory has no room for so many bytes now; claims nothing.
+// Whether the directory has room for so many bytes now; claims nothing.
+bool has_space(std::uint64_t size);
+// Throws where it has not.
 void check_space(const std::string &name, std::uint64_t size);
 
 std::uint64_t file_size(const File &file);

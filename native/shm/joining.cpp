@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "platform/shared_directory.hpp"
@@ -81,6 +82,13 @@ void Membership::check_agreement() {
         throw Error(Fault::refused, describe() + ": " + option + "=" + std::to_string(given) + " but the channel has " +
                                         std::to_string(there));
     };
+    // Its files would have one mode, and those of the channel that are there already another one.
+    if (is_publisher && options.access.shared && options.access.mode != header.mode) {
+        char text[64];
+        std::snprintf(text, sizeof text, ": mode=0o%o but the channel has 0o%o", unsigned(options.access.mode),
+                      unsigned(header.mode));
+        throw Error(Fault::refused, describe() + text + ": whoever opens it first decides; give all of them the same");
+    }
     if (ready && is_publisher) {
         std::uint64_t kept = header.history.load(), slots = header.slots.load() - std::min<std::uint64_t>(kept, header.slots.load());
         if (options.slots && options.slots != slots) refuse("slots", options.slots, slots);

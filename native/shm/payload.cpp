@@ -94,8 +94,15 @@ void Membership::free_segments() {
         }
         channel.header->segment[k].gone.store(1);
         bool referred = false;
-        for (std::uint32_t s = 0; s < channel.slot_count && !referred; ++s)
-            referred = channel.slots[s].segment.load() == k && kind_of(channel.slots[s].state.load()) != slot_free;
+        std::uint64_t free = 0;
+        for (std::uint32_t s = 0; s < channel.slot_count && !referred; ++s) {
+            if (channel.slots[s].segment.load() != k) continue;
+            referred = kind_of(channel.slots[s].state.load()) != slot_free;
+            ++free;
+        }
+        // A free slot of this size must move to the newest one when it is used. Where there is no room for that, it keeps
+        // what it has: small messages still fit.
+        referred = referred || (free && !has_space(free * segment_size_of(newest_segment())));
         if (referred) {
             channel.header->segment[k].gone.store(0);
             continue;

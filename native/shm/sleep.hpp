@@ -110,6 +110,9 @@ Woken sleep_until(Membership &member, const Wait &wait, Ready &&ready) {
         else if (last && monotonic_ns() >= wait.deadline_ns) result = Woken::timeout;
     } while (false);
     member.disarm();
+    // Nothing can ever come by it: who waits again and again would spin.
+    if (on_descriptor && places[1].revents & POLLNVAL && result == Woken::extra)
+        throw Error(Fault::invalid, "descriptor " + std::to_string(wait.extra) + " is not open");
     return result;
 }
 

@@ -103,7 +103,11 @@ def parse(text: str) -> Address:
             raise InvalidArgument(f"address {text!r} is a scheme alone; write {(LOCAL | NETWORK)[scheme]}")
         raise InvalidArgument(f"address {text!r} has no known scheme; {hint}")
     rest, _, query = rest.partition("?")
-    options = dict(parse_qsl(query, keep_blank_values=True))
+    written = parse_qsl(query, keep_blank_values=True)
+    options = dict(written)
+    for name, value in written:
+        if options[name] != value:
+            raise InvalidArgument(f"address {text!r} has {name!r} twice, with different values")
     if scheme in NETWORK:
         return _parse_network(scheme, rest, options, text)
     topic = ""
@@ -379,9 +383,17 @@ def _open_with(function: Callable[..., Any], kind: str, address: Address, option
     if wants_disk(kind, address, options):
         return _open_durable(function, kind, address, options)
     options = {name: value for name, value in options.items() if _is_given(name, value, kind, address.scheme)}
-    given = {**convert(address.options, function, address.text), **options}
+    given = _both(convert(address.options, function, address.text), options, address)
     _check_handle_options(given, kind, address)
     return function(address, **given)
+
+
+def _both(written: Mapping[str, Any], options: Mapping[str, Any], address: Address) -> dict[str, Any]:
+    """What the address says and what was given beside it; nobody can know which of two values is meant."""
+    for name in (name for name, value in options.items() if name in written and value is not None):
+        if options[name] != written[name] and str(options[name]) != address.options[name]:
+            raise InvalidArgument(f"address {address.text!r} has {name!r}, and {name}= was given with another value")
+    return {**written, **{name: value for name, value in options.items() if value is not None or name not in written}}
 
 
 def wants_disk(kind: str, address: Address, options: Mapping[str, Any]) -> bool:
@@ -417,14 +429,15 @@ def _open_durable(function: Callable[..., Any], kind: str, address: Address, opt
     opened = getattr(importlib.import_module("penstock.durable"), f"open_{kind}")
     own = option_names(opened)
     live = {name: text for name, text in address.options.items() if name not in own}
-    rest = {
-        **convert(live, function, address.text),
-        **{name: value for name, value in options.items() if name not in own},
-    }
+    rest = _both(
+        convert(live, function, address.text),
+        {name: value for name, value in options.items() if name not in own},
+        address,
+    )
     _check_handle_options(rest, kind, address)
     texts = {name: text for name, text in address.options.items() if name in own}
     given = {name: value for name, value in options.items() if name in own}
-    return opened(address, rest, **{**convert(texts, opened, address.text), **given})
+    return opened(address, rest, **_both(convert(texts, opened, address.text), given, address))
 
 
 def opener(scheme: str, function: Callable[..., Any]) -> Callable[..., Any]:

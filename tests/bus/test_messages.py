@@ -469,3 +469,10 @@ def test_a_message_is_a_penstock_message() -> None:
         assert (message.id, message.ordinal, message.channel) == (9, 1, "name")
         assert message.timestamp_ns > 0 and message.position is None and dict(message.properties) == {}
         assert isinstance(queue, QueueSubscriber)
+
+
+def test_the_class_of_its_messages_has_a_public_name() -> None:
+    with penstock.publisher("bus:named-class") as publisher, penstock.subscriber("bus:named-class") as subscriber:
+        publisher.publish(b"x")
+        message = subscriber.receive(1)
+        assert type(message) is penstock.bus.Message and message.reference_count >= 1

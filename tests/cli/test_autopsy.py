@@ -53,7 +53,7 @@ def test_where_nothing_is_known_that_is_said(tmp_path: Path) -> None:
     assert done.returncode == 1 and "nothing is known of a dead member of shm:/nobody-ever" in done.stderr
     assert f"{tmp_path}/penstock/deaths" in done.stderr
     done = run("autopsy", "--json", "shm:/nobody-ever", **own(tmp_path))
-    assert done.returncode == 1 and json.loads(done.stdout) == {"deaths": []}
+    assert done.returncode == 1 and json.loads(done.stdout) == {"deaths": [], "damaged": 0, "problem": None}
 
 
 def test_a_process_that_lives_is_told_and_secrets_are_not(tmp_path: Path) -> None:
@@ -97,3 +97,5 @@ def test_damaged_records_and_handles_that_were_not_kept_are_told(tmp_path: Path)
     file.write_bytes(file.read_bytes()[:16384] + os.urandom(31 * 16384))
     done = run("autopsy", str(program.pid), **state)
     assert done.returncode == 0 and "6 more handles" in done.stdout and "31 of 32 records" in done.stderr, done.stderr
+    found = json.loads(run("autopsy", "--json", **state).stdout)
+    assert (len(found["deaths"]), found["damaged"], found["problem"]) == (1, 31, None)

@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from penstock.journal import Entry, Journal
-from tests.cli.command import run, start
+from tests.cli.command import environment, run, start
 
 BEGIN_NS = 1_700_000_000_000_000_000
 PROGRAM = """
@@ -201,6 +203,11 @@ class Fails(Module):
 class Exits(Module):
     def receive(self, message):
         raise SystemExit(0)
+
+class Interrupts(Module):
+    def receive(self, message):
+        if message.ordinal == 20:
+            raise KeyboardInterrupt
 
 class Refused(Module):
     def receive(self, message):
@@ -676,7 +683,7 @@ def test_the_replays_of_a_bisect_are_no_deaths(folder: Path, kind: str | None) -
     )
     done = run("replay", "rec", "--into", file, "--bisect", rule, cwd=folder, **own)
     assert done.returncode == 4 and "needed" in done.stdout, done.stderr
-    assert json.loads(run("autopsy", "--json", **own).stdout) == {"deaths": []}
+    assert json.loads(run("autopsy", "--json", **own).stdout)["deaths"] == []
 
 
 def test_a_replay_with_fewer_inputs_that_is_refused_or_fails_counts_as_not_breaking_the_rule(folder: Path) -> None:
@@ -753,6 +760,59 @@ def test_what_a_bisect_has_left_when_it_is_interrupted_is_shown_and_stored(
         assert "not the least: it was interrupted" in out and "stored in least" in out
     again = run("replay", "least", "--into", "one.json", "--rule", "value.ordinal < 50", "--json", cwd=folder)
     assert again.returncode == 4 and json.loads(again.stdout)["inputs"] == left == 25
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_bisect_that_is_interrupted_before_its_first_try_shows_and_stores_all(
+    folder: Path, number: signal.Signals
+) -> None:
+    code = f"""
+import itertools, signal
+from penstock.cli import replay
+from penstock.__main__ import main
+def interrupted(*arguments):
+    signal.raise_signal({int(number)})
+    return itertools.islice(*arguments)
+replay.islice = interrupted  # what reads the inputs
+main()
+"""
+    command = [sys.executable, "-c", code, "replay", "rec", "--into", "gateway.json", "--bisect", "value.twice < 80"]
+    done = subprocess.run(
+        [*command, "-o", "least"], cwd=folder, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 128 + number and "Traceback" not in done.stderr, done.stderr
+    assert "41 of 41 inputs are left (0 replays; not the least: it was interrupted)" in done.stdout, done.stdout
+    again = run("replay", "least", "--into", "gateway.json", "--rule", "value.twice < 80", "--json", cwd=folder)
+    assert again.returncode == 4 and json.loads(again.stdout)["inputs"] == 41
+
+
+def test_a_module_that_raises_keyboard_interrupt_is_named(folder: Path) -> None:
+    told = "by Ctrl-C or by a KeyboardInterrupt of a module (it, at input 20: topic speed, ordinal 20)"
+    for options, code in (((), 130), (("--rule", "size < 9"), 130), (("--bisect", "size < 9"), 1)):
+        done = run("replay", "rec", "--into", gateway_of(folder, "Interrupts"), *options, cwd=folder)
+        assert done.returncode == code and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_recording_whose_index_was_cut_is_read_from_its_log(folder: Path) -> None:
+    (index,) = (folder / "rec").glob("*.index")
+    os.truncate(index, 1000)
+    done = run("replay", "rec", "--into", "gateway.json", "-o", "out", cwd=folder)
+    assert done.returncode == 0 and "replayed 50 messages" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("part", ["rec", "rec/00001"])
+def test_a_recording_without_its_frontier_is_told_with_the_command_that_helps(folder: Path, part: str) -> None:
+    if part != "rec":
+        (folder / "rec").rename(folder / "part")
+        (folder / "rec").mkdir()
+        (folder / "part").rename(folder / part)
+    (folder / part / "frontier").unlink()
+    done = run("replay", "rec", "--into", "gateway.json", cwd=folder)
+    assert done.returncode == 1 and f"{part}/frontier is missing" in done.stderr, done.stderr
+    assert f"penstock journal repair {part}" in done.stderr
+    assert run("journal", "repair", part, cwd=folder).returncode == 0
+    done = run("replay", "rec", "--into", "gateway.json", cwd=folder)
+    assert done.returncode == 0 and "replayed 50 messages" in done.stdout, done.stderr
 
 
 def test_a_break_that_does_not_come_again_is_told(folder: Path) -> None:

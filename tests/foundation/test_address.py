@@ -119,3 +119,19 @@ def test_an_address_with_a_place_on_disk_is_a_good_one() -> None:
         check("shm:/flight?statr=first", "subscriber")
     with pytest.raises(penstock.InvalidArgument, match="true or false"):
         check("bus:door?latest=perhaps", "publisher")
+
+
+def test_an_option_with_two_values_is_refused() -> None:
+    with pytest.raises(penstock.InvalidArgument, match="has 'slots' twice"):
+        parse("shm:/two?slots=8&slots=9")
+    assert parse("shm:/two?slots=8&slots=8").options == {"slots": "8"}
+    with pytest.raises(penstock.InvalidArgument, match="has 'slots', and slots= was given with another value"):
+        penstock.publisher("shm:/two?slots=8", slots=16)
+    with pytest.raises(penstock.InvalidArgument, match="has 'durable', and durable= was given") as refused:
+        penstock.publisher("bus:two?durable=here", durable="there")
+    assert "there" not in str(refused.value)
+    with pytest.raises(penstock.InvalidArgument, match="token=") as refused:
+        penstock.subscriber("tcp://127.0.0.1:1?token=one", token="another")
+    assert "another" not in str(refused.value).replace("another value", "") and "=one" not in str(refused.value)
+    with penstock.publisher("bus:two?id=3&history=2", id=3, history=None) as publisher:
+        assert publisher.id == 3

@@ -46,6 +46,13 @@ jobs.ack(jobs.receive())
 log = penstock.journal.publisher("/data/log#camera", sync=False)
 ordinal: int = log.publish(b"x", key="k")
 house = penstock.bus.publisher("house", id=1)
+
+
+def hear(heard: penstock.bus.Message) -> None:
+    print(heard.reference_count, heard.allocator_id)
+
+
+penstock.bus.Bus("hall").subscribe(1, kind="callback", handler=hear)
 any_one: penstock.Publisher[bytes] = penstock.publisher("shm:/camera", slots=16)
 with any_one.reserve(10) as draft:
     draft.write(b"x")

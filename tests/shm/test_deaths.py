@@ -220,6 +220,20 @@ def test_a_record_that_is_not_whole_is_left_out_and_the_first_to_be_written_over
         assert shm.deaths() == [] and death_file().damaged
 
 
+@pytest.mark.parametrize("damaged", [0, 1], ids=["token", "pid"])
+@pytest.mark.parametrize("nonsense", [b"\0\0\0\0", b"\xff\xff\xff\xff"], ids=["zeros", "ones"])
+def test_a_member_of_a_damaged_channel_is_no_death(name: str, state: Path, damaged: int, nonsense: bytes) -> None:
+    pid = killed(name, "p = shm.publisher(f'shm:{name}')\n")
+    (control,) = (state / "shared").glob("*.channel")
+    content, number = bytearray(control.read_bytes()), pid.to_bytes(4, "little")
+    at = [place for place in range(0, len(content), 4) if content[place : place + 4] == number]
+    assert len(at) == 2  # the upper half of its process's token, and its pid
+    content[at[damaged] : at[damaged] + 4] = nonsense
+    control.write_bytes(content)
+    assert name in shm.clean()
+    assert [member for death in shm.deaths() for member in death.members if member.room == "shm"] == []
+
+
 def test_what_a_process_had_elsewhere_is_known_by_its_counters(name: str, tmp_path: Path) -> None:
     pid = killed(
         name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import signal
@@ -82,6 +83,8 @@ def test_fork(name: str) -> None:
     publisher.publish(b"held")
     message = subscriber.read(0)
     assert message is not None
+    publisher.publish(b"of many")
+    batch = subscriber.read_many(1, 0)
     draft = publisher.reserve(3)
     child_pid = os.fork()
     if child_pid == 0:
@@ -94,7 +97,21 @@ def test_fork(name: str) -> None:
                     assert "forked" in str(error)
                 else:
                     raise AssertionError("an inherited handle worked")
+            for use in (
+                lambda: bytes(message), lambda: memoryview(message), lambda: message.value, lambda: hash(message),
+                lambda: message == b"held", lambda: copy.copy(message), lambda: copy.deepcopy(message),
+                lambda: batch[0], lambda: list(batch), lambda: batch.copies(),
+                lambda: draft.write(b"own"), lambda: draft[0], lambda: draft.__setitem__(0, 1), lambda: draft.view(),
+                lambda: memoryview(draft), lambda: draft.publish(),
+            ):  # fmt: skip
+                try:
+                    use()
+                except penstock.StateError as error:
+                    assert "forked" in str(error)
+                else:
+                    raise AssertionError("the parent's memory was used")
             message.release()  # nothing of this may reach shared memory
+            batch.release()
             draft.cancel()
             publisher.close()
             subscriber.close()
@@ -104,7 +121,7 @@ def test_fork(name: str) -> None:
         finally:
             os._exit(code)
     assert os.waitpid(child_pid, 0)[1] == 0
-    assert bytes(message) == b"held" and subscriber.held == 1
+    assert bytes(message) == b"held" and subscriber.held == 2 and batch.copies() == [b"of many"]
     draft.write(b"abc")
     draft.publish()
     message.release()
@@ -194,6 +211,16 @@ def test_spinning(name: str, spin_us: int) -> None:
 def files_of(name: str) -> list[Path]:
     encoded = name.replace("/", "%2F")
     return [path for path in Path(os.environ["PENSTOCK_SHM_DIR"]).iterdir() if path.name.startswith(encoded + ".")]
+
+
+def test_a_mode_that_the_channel_does_not_have_is_refused(name: str) -> None:
+    with shm.Subscriber(name) as subscriber:
+        with pytest.raises(penstock.RefusedError, match=r"mode=0o666 but the channel has 0o600"):
+            shm.Publisher(name, mode=0o666)
+        assert {path.stat().st_mode & 0o777 for path in files_of(name)} == {0o600}
+        with shm.Publisher(name, mode=0o600) as publisher:
+            publisher.publish(b"x")
+            assert subscriber.read(0) == b"x"
 
 
 def test_files_are_private_unless_shared(name: str) -> None:
@@ -359,6 +386,31 @@ for _ in range(16):
     try:
         environment = {**os.environ, "PENSTOCK_SHM_DIR": str(place)}
         tried = child(code, name, env=environment)
+        _, errors = tried.communicate(timeout=LONG)
+        assert tried.returncode == 0, errors
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small file system")
+def test_small_messages_go_on_where_one_slot_alone_has_room_to_grow(name: str, tmp_path: Path) -> None:
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount here: {mounted.stderr.decode()}")
+    code = """
+import sys
+from penstock import shm
+publisher, subscriber = shm.Publisher(sys.argv[1], slots=4), shm.Subscriber(sys.argv[1])
+publisher.publish(bytes(100_000))
+assert len(subscriber.read(0)) == 100_000
+for number in range(20):
+    publisher.publish(b"%d" % number)
+    assert bytes(subscriber.read(0)) == b"%d" % number
+"""
+    try:
+        tried = child(code, name, env={**os.environ, "PENSTOCK_SHM_DIR": str(place)})
         _, errors = tried.communicate(timeout=LONG)
         assert tried.returncode == 0, errors
     finally:

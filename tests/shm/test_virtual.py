@@ -138,6 +138,10 @@ def test_a_file_of_ids(tmp_path: Path) -> None:
     path = tmp_path / "vchans"
     shm.write_vchans(path, {3: "/c", 1: "/a b"})
     assert shm.read_vchans(path) == {1: "/a b", 3: "/c"}
+    for wrong in ({"/a": 1}, {1: "a"}, {-1: "/a"}, {1: "/a", 2: "/a"}, {shm.MAX_VCHAN_ID: "/a"}, {1: "/a#b"}, {1: "/a\n2 /b"}):
+        with pytest.raises(penstock.InvalidArgument, match="vchans: "):
+            shm.write_vchans(path, wrong)  # type: ignore[arg-type]
+    assert shm.read_vchans(path) == {1: "/a b", 3: "/c"}, "as it was"
     path.write_text("# ours\n1 /a\n1 /b\n")
     with pytest.raises(penstock.InvalidArgument, match=r":3: .*second time"):
         shm.read_vchans(path)

@@ -121,7 +121,7 @@ uint64_t penstock_shm_slot_size(penstock_shm_publisher *publisher);
 int32_t penstock_shm_publisher_vchan_id(const penstock_shm_publisher *publisher);
 /* 1 when so many subscribers are there, 0 when the time is over. */
 int penstock_shm_wait_ready(penstock_shm_publisher *publisher, uint32_t subscribers, double timeout_s);
-/* 1: a slot may be had; 0: the time is over, or `descriptor` (-1: none) is readable. */
+/* 1: a slot may be had; 0: the time is over, or `descriptor` (-1: none) is readable. One that is not open is an error. */
 int penstock_shm_publisher_wait(penstock_shm_publisher *publisher, double timeout_s, int descriptor);
 
 /* --- subscribing --- */
@@ -142,7 +142,7 @@ int penstock_shm_weak_read(penstock_shm_subscriber *subscriber, const penstock_s
 int penstock_shm_on_dropped(penstock_shm_subscriber *subscriber,
                             void (*function)(void *context, penstock_shm_subscriber *subscriber, uint64_t count),
                             void *context);
-/* 1: something to read; 0: the time is over, or `descriptor` (-1: none) is readable. */
+/* 1: something to read; 0: the time is over, or `descriptor` (-1: none) is readable. One that is not open is an error. */
 int penstock_shm_wait(penstock_shm_subscriber *subscriber, double timeout_s, int descriptor);
 /* Readable when a message may be there, after a read that gave none. */
 int penstock_shm_fileno(penstock_shm_subscriber *subscriber);

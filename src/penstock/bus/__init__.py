@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from penstock._core.bus import Message
 from penstock.address import Address, opener
 from penstock.bus.allocator import CustomAllocator, HeapAllocator, Outstanding, SlabAllocator, static_slab
 from penstock.bus.bus import Bus, declare, publish_to
@@ -30,9 +31,6 @@ from penstock.channel import Overflow
 from penstock.clock import SystemClock, VirtualClock
 from penstock.history import kept_of, wants_past
 
-if TYPE_CHECKING:
-    from penstock._core.bus import Message
-
 __all__ = [
     "Bus",
     "CallbackMessage",
@@ -42,6 +40,7 @@ __all__ = [
     "DelayedMessage",
     "FifoSubscriber",
     "HeapAllocator",
+    "Message",
     "Outstanding",
     "PASS",
     "Publisher",

@@ -49,7 +49,8 @@ def autopsy(
     file = death_file()
     found = [death for death in (_about(death, subject) for death in file.deaths) if death is not None]
     if as_json:
-        show.print_json({"deaths": [_death_json(death) for death in found]})
+        deaths = [_death_json(death) for death in found]
+        show.print_json({"deaths": deaths, "damaged": file.damaged, "problem": file.problem or None})
     for death in found if not as_json else ():
         _print(death)
     if file.problem:

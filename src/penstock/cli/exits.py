@@ -314,7 +314,9 @@ def guard(extras: dict[str, str]) -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as end:
+        for note in getattr(end, "__notes__", ()):
+            told(note)
         raise typer.Exit(INTERRUPTED) from None
     except Terminated as end:
         raise typer.Exit(end.code) from None

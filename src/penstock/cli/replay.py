@@ -380,9 +380,10 @@ def _bisect(
         if found.inputs > MAX_INPUTS:
             many = _counted(found.inputs, "input")
             raise InvalidArgument(f"{many} before the break are too many to shrink (--from)")
-        tries = _Tries(list(islice(script.inputs(sources), found.inputs)))
         least, confirmed = False, None
         try:
+            with exits.undisturbed():  # reading many inputs takes seconds; who ends it then gets all of them
+                tries = _Tries(list(islice(script.inputs(sources), found.inputs)))
             with _stdout_kept(as_json):
                 _, least, _ = shrink(place, tries.left, times_ns, rule, found, seed=seed, max_runs=shrinking.max_runs,
                                      run=tries.run, on_smaller=tries.keep)  # fmt: skip

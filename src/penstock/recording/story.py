@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import address as addresses
-from penstock.errors import InvalidArgument
-from penstock.journal.layout import FRONTIER_NAME
+from penstock.errors import CorruptionError, InvalidArgument
+from penstock.journal.layout import FRONTIER_NAME, MARKER_NAME
 from penstock.printable import command
 from penstock.topics import topic_for
 
@@ -58,6 +58,10 @@ def parts(directory: Path) -> list[Path]:
         raise InvalidArgument(
             f"{directory} is no recording yet; make one of it: {command('import', directory, '-o', 'DIRECTORY')}"
         )
+    for folder in (directory, *directory.glob("[0-9]*")) if not found else ():
+        if (folder / MARKER_NAME).exists():
+            missing = folder / FRONTIER_NAME
+            raise CorruptionError(f"{missing} is missing; run: {command('journal', 'verify', folder)}", str(missing))
     if not found:
         raise InvalidArgument(f"{directory} is no recording: neither a journal nor a folder of numbered journals")
     return found

@@ -107,7 +107,8 @@ def _outcome(function: Callable[[], object]) -> bytes:
     except BaseException as error:
         # of a kind that only one room knows, the nearest one that all know: its text says what it is
         kinds = [kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__)]
-        outcome = False, (kinds[0] if kinds else type(error).__name__, str(error))
+        text = str(error) or ", ".join(getattr(error, "__notes__", ()))  # a KeyboardInterrupt has notes alone
+        outcome = False, (kinds[0] if kinds else type(error).__name__, text)
     return json.dumps(_to_plain(outcome)).encode()
 
 

@@ -101,6 +101,9 @@ def replay(
                     on_end()
                     actor.stop()
                     waiting, notes = actor.waiting, tuple(actor.notes)
+        except KeyboardInterrupt as end:  # a module may raise it too: without a word nobody would look there
+            end.add_note(f"interrupted, by Ctrl-C or by a KeyboardInterrupt of a module ({clock.where()})")
+            raise
         finally:
             actor.close()
         _check(clock)

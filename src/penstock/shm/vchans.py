@@ -41,6 +41,13 @@ def read_vchans(path: str | os.PathLike[str]) -> dict[int, str]:
 
 
 def write_vchans(path: str | os.PathLike[str], vchans: Mapping[int, str]) -> None:
-    """Write the mapping, by id."""
+    """Write the mapping, by id; what ``read_vchans`` would refuse is refused here, and nothing is written."""
+    if len(set(vchans.values())) < len(vchans):
+        raise InvalidArgument(f"{path}: a name is given to two ids")
+    for identity, name in vchans.items():
+        known = isinstance(identity, int) and isinstance(name, str) and 0 <= identity < MAX_VCHAN_ID
+        if not known or not name.startswith("/") or name != name.strip() or "#" in name or len(name.splitlines()) > 1:
+            told = f"is not an id below {MAX_VCHAN_ID} and a channel's name"
+            raise InvalidArgument(f"{path}: {identity!r}: {name!r} {told}")
     lines = [f"{identity} {name}" for identity, name in sorted(vchans.items())]
     Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
