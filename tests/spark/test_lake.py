@@ -243,6 +243,16 @@ def test_a_lost_commit_is_named_until_every_journal_was_archived_again(tmp_path,
     assert lake.info(tmp_path / "lake").version == versions, "nothing more to say"
 
 
+def test_a_lost_and_a_torn_commit_are_both_named(tmp_path):
+    make(tmp_path / "j", 300)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=100)
+    log = tmp_path / "lake" / "_delta_log"
+    (log / f"{2:020d}.json").write_bytes(b"")
+    (log / f"{3:020d}.json").write_text('{"txn":{"appId')
+    problems = lake.verify(tmp_path / "lake").problems
+    assert any("is empty" in problem for problem in problems) and any("is torn" in problem for problem in problems)
+
+
 def test_a_torn_last_commit_can_be_taken_away(tmp_path):
     """A power cut tears the last entry: nothing opens. What ``verify`` says to do brings every row back, once."""
     make(tmp_path / "j", 300)
