@@ -22,7 +22,8 @@ GROUPS = {
     "contract": {"conformance"},
     "kills": {"crash", "torture"},
     "programs": {"cli"},
-    "servers": {"bridge", "broker", "calls", "nats", "replica", "security"},
+    "servers": {"broker", "calls", "security"},
+    "clusters": {"bridge", "nats", "replica"},
     "gateways": {"docs", "gateway", "monitor", "recording"},
 }
 

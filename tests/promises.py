@@ -1,24 +1,21 @@
-"""The tests that docs/guarantees.md names as proofs. Where ``PENSTOCK_NO_SKIPS`` is set (CI sets it), none may be skipped."""
+"""The tests that docs/guarantees.toml names as proofs. Where ``PENSTOCK_NO_SKIPS`` is set (CI sets it), none may be skipped."""
 
 from __future__ import annotations
 
 import os
-import re
 from functools import cache
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from scripts.guarantees import TABLE, cells
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
-PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
-PLACED = re.compile(r"`(tests/[\w/]+\.py::\w+)`")
 
 
 @cache
 def promised() -> frozenset[str]:
     """Their places, without parameters."""
-    return frozenset(PLACED.findall(PAGE.read_text()))
+    return frozenset(place for cell in cells(TABLE.read_text()) for part in cell.parts for place in part.shown)
 
 
 def checked(report: Report) -> Report:
@@ -33,5 +30,5 @@ def checked(report: Report) -> Report:
     place = report.nodeid.partition("[")[0]
     if any(name == place or name.startswith(f"{place}::") for name in promised()):
         report.outcome = "failed"
-        report.longrepr = f"{report.nodeid} shows a promise of docs/guarantees.md and was skipped: {report.longrepr}"
+        report.longrepr = f"{report.nodeid} shows a promise of docs/guarantees.toml and was skipped: {report.longrepr}"
     return report

@@ -511,3 +511,30 @@ def test_in_an_event_loop_a_subscriber_goes_on_after_a_cut(proxy: Proxy, client:
                 assert found is not None
 
     asyncio.run(talk())
+
+
+@pytest.mark.parametrize("confirm", [False, True])
+def test_a_batch_is_acknowledged_at_once(tmp_path: Path, confirm: bool) -> None:
+    """Also one with gaps, which takes 300 spans; positions in any order, and a message twice."""
+    with Server(tmp_path / "broker", 0).start() as server, Client(port=server.port) as client:
+        client.queue("q", topics="mine")
+        places = [f"broker://127.0.0.1:{server.port}/{topic}" for topic in ("mine", "other")]
+        with penstock.publisher(places[0]) as mine, penstock.publisher(places[1]) as other:
+            for _ in range(300):  # in turn, so that each five stand alone
+                mine.publish_many([b"x"] * 5)
+                other.publish(b"x")
+        with client.subscribe("q", ack="manual", credit=2000) as consumer:
+            read: list[penstock.Message] = []
+            while len(read) < 1500:
+                batch = consumer.read_many(2000, LONG)
+                if not read:
+                    consumer.ack(batch, confirm=confirm)
+                read += batch
+            consumer.ack([message.position or 0 for message in reversed(read)] + read, confirm=confirm)
+            for wrong in (b"abc", "abc", [b"abc"], None):
+                with pytest.raises(TypeError):
+                    consumer.ack(wrong)  # type: ignore[arg-type]
+            consumer.ack(read[0], confirm=True)  # what was told before is done by then
+            assert [(one["depth"], one["in_flight"]) for one in client.queues() if one["queue"] == "q"] == [(0, 0)]
+        with client.subscribe("q", ack="manual") as consumer:
+            assert consumer.read(0.1) is None

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -31,7 +32,7 @@ DONE, INTERRUPTED = 0, 130
 RELOAD = ("broker", "run")
 
 #: Command line, exit code after Ctrl-C, and what shows that it is in the midst of its work: ``handle`` (it has opened
-#: one) or ``line`` (it has printed one).
+#: one), ``line`` (it has printed one) or ``told`` (it has printed one to stderr; a handle may be there before it runs).
 COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "sub": (["sub", "{live}"], INTERRUPTED, "handle"),
     "pub": (["pub", "{log}", "x", "--count", "0", "--rate", "50"], DONE, "handle"),
@@ -44,7 +45,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "bridge": (["bridge", "{live}", "journal:{folder}/bridge#t"], DONE, "handle"),
     "serve": (["serve", "shm:{served}", "cat"], DONE, "handle"),
     "broker": (["broker", "{folder}/broker", "0"], DONE, "line"),
-    "run": (["run", "{folder}/gateway.json"], DONE, "handle"),
+    "run": (["run", "{folder}/gateway.json"], DONE, "told"),
     "monitor": (["monitor", "--port", "0"], DONE, "line"),
     "journal cat": (["journal", "cat", "{folder}/kept", "--follow"], INTERRUPTED, "line"),
 }
@@ -82,26 +83,26 @@ def _end(process: subprocess.Popen[str]) -> None:
 def _wait_until_busy(started: dict[str, subprocess.Popen[str]], publisher: penstock.Publisher) -> None:
     waiting = set(started)
     deadline = time.monotonic() + 100
-    for name, process in started.items():
-        if COMMANDS[name][2] == "line":
-            assert process.stdout is not None
-            os.set_blocking(process.stdout.fileno(), False)
+    outputs = {name: process.stderr if COMMANDS[name][2] == "told" else process.stdout for name, process in started.items()}
+    for output in outputs.values():
+        assert output is not None
+        os.set_blocking(output.fileno(), False)
     while waiting:
         publisher.publish(b"tick")
         pids = {block["pid"] for block in counters_read()}
         for name in list(waiting):
             process = started[name]
             assert process.poll() is None, (name, process.communicate())
-            if process.pid in pids if COMMANDS[name][2] == "handle" else _line_of(process):
+            if process.pid in pids if COMMANDS[name][2] == "handle" else _line_of(outputs[name]):
                 waiting.discard(name)
         assert time.monotonic() < deadline, f"not in the midst of their work: {waiting}"
         time.sleep(0.05)
 
 
-def _line_of(process: subprocess.Popen[str]) -> bool:
-    assert process.stdout is not None
+def _line_of(output: IO[str] | None) -> bool:
+    assert output is not None
     try:
-        return bool(os.read(process.stdout.fileno(), 1 << 16))
+        return bool(os.read(output.fileno(), 1 << 16))
     except BlockingIOError:
         return False
 
@@ -166,3 +167,16 @@ def test_nohup_is_left_alone(tmp_path: Path) -> None:
                 assert process.wait(60) == DONE
             finally:
                 process.kill()
+
+
+def test_ctrl_c_inside_text_that_is_run_ends_with_the_code_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "stopped.py").write_text(
+        "from penstock.cli.exits import ending\n"
+        "with ending():\n"
+        "    try:\n"
+        "        exec('raise KeyboardInterrupt')\n"
+        "    except KeyboardInterrupt:\n"
+        "        raise SystemExit(7)\n"
+    )
+    ended = subprocess.run([HERE[0], "-m", "stopped"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (7, "")

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from scripts import guarantees
 
 from tests import promises
 
@@ -43,18 +44,31 @@ def test_what_is_not_there_is_found() -> None:
         assert missing(text), text
 
 
-def rows(text: str) -> list[list[str]]:
-    """The rows of the tables of proofs: those that name tests."""
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
-    return [row for row in cells if any(PLACED.search(cell) for cell in row)]
+def test_the_page_is_written_from_the_table() -> None:
+    """If this fails: python scripts/guarantees.py."""
+    before = guarantees.PAGE.read_text()
+    assert guarantees.page(before, guarantees.TABLE.read_text()) == before
 
 
-def test_every_promise_names_its_test() -> None:
-    found = rows((ROOT / "docs" / "guarantees.md").read_text())
-    assert len(found) >= 14
-    bare = [f"{row[0]}: {cell}" for row in found for cell in row[1:] if not PLACED.search(cell)]
-    # What is no promise, or another row's.
-    assert [cell for cell in bare if not re.search(r": (nothing|as the journal$|a trigger, on its batch$)", cell)] == []
+def test_every_test_of_the_table_exists() -> None:
+    assert len(promises.promised()) > 30
+    assert missing(" ".join(f"`{place}`" for place in promises.promised())) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        ("order = [{ says = 'by position' }]", "without a test"),
+        ("order = [{ says = 'none', promise = false, shown = ['a.py::test_a'] }]", "no promise"),
+        ("order = []", "no answer"),
+        ("", "no answer"),
+        ("order = [{ says = 'by position', shown = ['a.py::test_a'] }]\nodrer = []", "odrer is no question"),
+    ],
+)
+def test_a_cell_without_its_test_is_refused(answer: str, wrong: str) -> None:
+    head = "[[questions]]\nname = 'order'\ntitle = 'order'\n[[reaches]]\ntitle = 'a'\n"
+    with pytest.raises(ValueError, match=wrong):
+        list(guarantees.cells(head + answer))
 
 
 @pytest.mark.parametrize("set_", [True, False])

@@ -72,7 +72,10 @@ def shell(node: ast.AST) -> set[str]:
 
 
 def found(by: Callable[[ast.AST], set[str]], text: str, path: str) -> list[str]:
-    return [f"{path}:{getattr(node, 'lineno', 0)} {name}" for node in ast.walk(ast.parse(text)) for name in by(node)]
+    nodes = list(ast.walk(ast.parse(text)))
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    fixed = {id(call.func) for call in calls if all(isinstance(given, ast.Constant) for given in call.args)}
+    return [f"{path}:{getattr(node, 'lineno', 0)} {name}" for node in nodes if id(node) not in fixed for name in by(node)]
 
 
 def test_no_pickle_and_no_eval_anywhere() -> None:
@@ -89,7 +92,7 @@ def test_no_shell_is_used_but_in_three_places() -> None:
     [
         "import pickle", "import os, marshal", "from cloudpickle import loads", "eval(x)", "run = exec", "builtins.eval(x)",
         "from builtins import exec as run", "numpy.load(file, allow_pickle=True)", "numpy.load(file, allow_pickle=given)",
-        "pandas.read_pickle(path)", "__import__(name)", "compile(text, name, 'exec')",
+        "pandas.read_pickle(path)", "__import__(name)", "compile(text, name, 'exec')", "exec('' + x)", "exec(f'{x}')",
     ],
 )  # fmt: skip
 def test_the_search_for_pickle_and_eval_finds(text: str) -> None:

@@ -241,7 +241,11 @@ def ending() -> Iterator[None]:
     except OSError as error:
         _print_error(error)
         code = FAILED
-    raise SystemExit(_flushed(code))
+    code = _flushed(code)
+    # After Ctrl-C inside an exec() of text (dataclasses are made by one), `python -m` ends by the signal, whatever the
+    # code is. Another exec() makes Python forget it.
+    exec("")  # noqa: S102
+    raise SystemExit(code)
 
 
 class _Output(io.FileIO):

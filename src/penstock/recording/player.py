@@ -12,7 +12,6 @@ import penstock
 from penstock.carry import due
 from penstock.errors import InvalidArgument, nearest
 from penstock.journal import Journal
-from penstock.journal.follow import JournalPublisher
 from penstock.recording.span import check_topics, topic_names
 from penstock.recording.story import Story
 from penstock.secrecy import without_secrets
@@ -138,19 +137,27 @@ class Player:
         the recording.
         """
         for place, run in itertools.groupby(group, lambda item: self._place(item[0])):
-            pairs, details = [], []
-            for name, journal, message in run:
-                pairs.append((self._publishers[name], message))
-                if isinstance(place, Journal):
-                    assert message.position is not None
-                    details.append(journal.details(message.position))
-                # counted before it is sent: a Ctrl-C during the call is raised after the message was stored
-                self.counts[name] += 1
-            publisher = pairs[0][0]
-            if isinstance(publisher, JournalPublisher):
-                publisher.forward_together(pairs, details)  # type: ignore[arg-type]
+            together = list(run)
+            if isinstance(place, Journal):
+                self._store(place, together)
             else:
-                publisher.forward([message for _, message in pairs])
+                place.forward([message for _, _, message in together])
+                self._count(together)
+
+    def _store(self, place: Journal, together: list[tuple[str, Journal, Message]]) -> None:
+        """One atomic batch. A Ctrl-C during the call may be raised before or after it was stored: the journal knows."""
+        pairs: list[tuple[Any, Message]] = [(self._publishers[name], message) for name, _, message in together]
+        details = [journal.details(message.position or 0) for _, journal, message in together]
+        before = place.frontier
+        try:
+            pairs[0][0].forward_together(pairs, details)
+        finally:
+            if place.frontier > before:
+                self._count(together)
+
+    def _count(self, sent: list[tuple[str, Journal, Message]]) -> None:
+        for name, _, _ in sent:
+            self.counts[name] += 1
 
     def _place(self, name: str) -> Any:
         publisher = self._publishers[name]

@@ -19,12 +19,12 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import channel
-from penstock._core import Counters
+from penstock._core import Counters, Message
 from penstock._core.broker import ack_words, delivery_count, redelivered_count
 from penstock.address import check_options
 from penstock.broker.client.clients import tls_context
@@ -45,10 +45,11 @@ from penstock.channel import Ledger, check_timeout, choose
 from penstock.errors import InvalidArgument, ProtocolError, RefusedError, StateError
 
 if TYPE_CHECKING:
-    from penstock._core import Batch, Message
+    from penstock._core import Batch
 
 
 AGAIN_S = 1.0  # delay before a message is redelivered at which the function of on_message= failed
+SPANS_A_LINE = 1_000  # two positions have at most 41 letters
 TELL_S = 0.1  # how long acknowledgements are gathered while messages are being read
 
 
@@ -342,15 +343,22 @@ class Subscriber(channel.Subscriber):
             self._next = self._begin = 0  # first: a signal's function may raise after the call
             self._batches.popleft()
 
-    def ack(self, message: Message | int, *, confirm: bool = False) -> None:
-        """Acknowledge this message (or position). With ``confirm`` it is on disk when this returns."""
-        position = _position(message)
-        if not confirm:
-            self._send(f"ACK {self.queue} {position}")
-            return
-        with self._turn:
-            self._check()
-            self._answer_to(self._dialogue.ask(f"ACK {self.queue} {position} confirm", repeat=False))
+    def ack(self, message: Message | int | Iterable[Message | int], *, confirm: bool = False) -> None:
+        """Acknowledge this message (or position), or a batch of them. With ``confirm`` it is on disk when this
+        returns.
+        """
+        # Bytes would give their numbers as positions, and text its letters: both are refused as no message.
+        if isinstance(message, Iterable) and not isinstance(message, Message | bytes | bytearray | memoryview | str):
+            positions = sorted({_position(one) for one in message})
+        else:
+            positions = [_position(message)]
+        for spans in _spans(positions):
+            if not confirm:
+                self._send(f"ACK {self.queue} {spans}")
+                continue
+            with self._turn:
+                self._check()
+                self._answer_to(self._dialogue.ask(f"ACK {self.queue} {spans} confirm", repeat=False))
 
     def _send(self, line: str | bytes) -> None:
         with self._turn:
@@ -472,7 +480,19 @@ def _weak(receive: Callable[[Batch], None]) -> Callable[[Batch], None]:
     return call
 
 
-def _position(message: Message | int) -> int:
+def _spans(positions: list[int]) -> Iterator[str]:
+    """Sorted positions as the words of ACK, neighbours as one span; each text fits in a line of the protocol."""
+    spans: list[list[int]] = []
+    for position in positions:
+        if spans and position == spans[-1][1] + 1:
+            spans[-1][1] = position
+        else:
+            spans.append([position, position])
+    for begin in range(0, len(spans), SPANS_A_LINE):
+        yield " ".join(f"{first}-{last}" for first, last in spans[begin : begin + SPANS_A_LINE])
+
+
+def _position(message: Any) -> int:
     """The position of a message, or the position itself."""
     position = message if isinstance(message, int) else getattr(message, "position", None)
     if position is None:
