@@ -25,6 +25,7 @@ from penstock.errors import RefusedError
 from penstock.journal import Entry, Journal
 from penstock.replay import GatewayTarget, ProgramTarget, Report, Script, Target, replay
 
+ROOT = Path(__file__).parents[2]
 BEGIN_NS = 1_700_000_000_000_000_000
 PROGRAM = """{before}
 from penstock import clock
@@ -106,7 +107,7 @@ USES = {
     "random.Random()": "random.Random without a seed",
     "random.seed()": "random.seed without a seed",
     "random.seed(None)": "random.seed without a seed",
-    "uuid.uuid1()": "uuid.uuid1",
+    "uuid.uuid1(3, 4)": "uuid.uuid1",
     "uuid.uuid4()": "uuid.uuid4",
     "numpy.random.default_rng()": "a generator of numpy.random without a seed",
     "numpy.random.RandomState()": "a generator of numpy.random without a seed",
@@ -162,7 +163,7 @@ def test_a_package_that_is_first_imported_in_a_replay(folder: Path, used: str) -
         "assert 'numpy.random' not in sys.modules\nfolder = Path(sys.argv[1])\n"
         "print(json.dumps(replayed(folder, ProgramTarget(folder / 'program.py', ('bus:out',))).notes))"
     )
-    done = subprocess.run([sys.executable, "-c", text, folder], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", text, folder], capture_output=True, text=True, check=False, cwd=ROOT)
     (note,) = json.loads(done.stdout or "[]") or [done.stderr]
     assert ("time.time was used (" if used == "time" else "numpy.random without a seed was used (") in note
     assert f"({folder / 'program.py'}:{LINE}, in took): " in note

@@ -126,7 +126,9 @@ def _replace_in_datetime(stack: contextlib.ExitStack, name: str, note: Callable[
     place would be another type for those who look at annotations; so this writes into its dictionary.
     """
     kind = datetime.datetime
-    (attributes,) = gc.get_referents(kind.__dict__)
+    attributes = next(iter(gc.get_referents(kind.__dict__)), None)
+    if not isinstance(attributes, dict) or name not in attributes:  # a Python that keeps it in another way
+        return
     before = attributes[name]
 
     def noted(cls: type, *arguments: Any, **options: Any) -> Any:
