@@ -205,6 +205,34 @@ def test_ready_modules_use_nothing_that_is_told(folder: Path, name: str, args: d
     assert replayed(folder, gateway(folder, f"penstock.gateway.modules:{name}", **args)).notes == ()
 
 
+WAITS = """
+import asyncio
+from penstock.gateway import Module, Source
+class It(Module):
+    async def receive(self, message):
+        async with asyncio.timeout(3):
+            await asyncio.sleep(0.1)
+        await asyncio.wait_for(asyncio.sleep(0.1), 3)
+        self.publish(b"x")
+class Ticks(Source):
+    reaches_outside = False
+    def run(self):
+        import time
+        while not self.stopping.wait(0.001):
+            self.publish(b"x")
+        time.time()
+    def receive(self, message):
+        pass
+"""
+
+
+def test_waits_in_recorded_time_are_not_told_and_sources_are_looked_at(folder: Path) -> None:
+    (folder / "waiting.py").write_text(WAITS)
+    assert replayed(folder, gateway(folder, "waiting:It")).notes == ()
+    (note,) = replayed(folder, gateway(folder, "waiting:Ticks")).notes
+    assert note.startswith(f"time.time was used ({folder / 'waiting.py'}:16, in run): ")
+
+
 REPLACED: tuple[Callable[[], Any], ...] = (
     lambda: time.time, lambda: datetime.datetime.__dict__["now"], lambda: os.urandom, lambda: random.seed,
     lambda: random.Random.seed, lambda: random.SystemRandom.random, lambda: secrets.randbits, lambda: uuid.uuid4,
