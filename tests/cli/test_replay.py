@@ -235,6 +235,10 @@ class Process(Module):
     def receive(self, message):
         self.publish(b'{"first": %s}' % (b"true" if "--bisect" in sys.argv else b"false"))
 
+class Times(Module):
+    def receive(self, message):
+        self.publish(b'{"at": %d}' % time.time_ns())
+
 class Prints(Module):
     def receive(self, message):
         print("hello")
@@ -672,6 +676,14 @@ def test_a_break_by_a_timer_counts_the_inputs_before_it(folder: Path) -> None:
 def test_processes_of_a_module_are_told(folder: Path) -> None:
     done = run("replay", "rec", "--into", gateway_of(folder, "Runs"), "--for", "1s", cwd=folder)
     assert done.returncode == 0 and done.stderr.count("subprocess.Popen was used") == 1, done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--rule", "size > 0"), ("--bisect", "size > 0")])
+def test_the_machines_clock_is_told_with_the_line_and_in_json(folder: Path, options: tuple[str, ...]) -> None:
+    done = run("replay", "rec", "--into", gateway_of(folder, "Times"), "--json", *options, cwd=folder)
+    (note,) = json.loads(done.stdout)["notes"]
+    assert done.returncode == 0 and note in done.stderr and done.stderr.count("was used") == 1, done.stderr
+    assert note.startswith(f"time.time_ns was used ({folder}/modules.py:") and ", in receive): the machine's clock" in note
 
 
 @pytest.mark.parametrize("kind", ["Ends", None])  # each replay ends its process; none does

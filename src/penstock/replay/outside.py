@@ -1,5 +1,6 @@
 """What modules and programs use that a replay does not control: threads of their own are refused when they are started,
-calls that would end the process when they are made; processes and sockets are noted.
+calls that would end the process or interrupt it later when they are made; processes, sockets, name look-ups, the
+machine's clock and random numbers that are not of the seed are noted.
 
 A thread counts as started by a module if the thread of the replay, or one of the virtual clock's, starts it, in
 whichever library. (Python 3.11 has no audit event for that, so ``Thread.start`` is replaced meanwhile.)
@@ -15,19 +16,24 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from penstock import clock as clocks
+from penstock.replay.uses import is_of_library, noted_calls, replace, user_of
 from penstock.replay.watchdog import innermost
 
-__all__ = ["controlled"]
+__all__ = ["Used", "controlled"]
 
 #: Python's audit events for access to the outside of the process.
 OUTSIDE = frozenset({
     "subprocess.Popen", "os.system", "os.fork", "os.posix_spawn",
     "socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg",
 })  # fmt: skip
+#: Those for look-ups of names.
+LOOK_UPS = frozenset(f"socket.{name}" for name in ("getaddrinfo", "gethostbyname", "gethostbyaddr", "getnameinfo"))
+WHY = "a replay does not control what comes of that"
+MAX_PLACES = 5  # lines that a note names
 # a process started by this causes no event, but the import of this module does
 SPAWNED = "multiprocessing.popen_spawn_posix"
 #: Functions that end the process, or may; those of ``os.exec...`` all call one of two.
@@ -35,14 +41,57 @@ ENDS = (
     *((os, name) for name in ("_exit", "abort", "kill", "killpg", "execv", "execve")),
     (signal, "raise_signal"),
 )
+#: Functions that interrupt the process after some time of the machine's; the place of that time in their arguments.
+INTERRUPTS = {"alarm": 0, "setitimer": 1}
+
+
+class Used:
+    """What was used that a replay does not control, and where."""
+
+    def __init__(self, before: Used | None = None) -> None:
+        """``before`` is what was used when the modules were imported."""
+        found = {} if before is None else before._places
+        self._places: dict[tuple[str, str], list[str]] = {use: [*places] for use, places in found.items()}
+
+    def add(self, name: str, why: str, frame: FrameType | None) -> None:
+        """Remember a use by this line; None: it is not known."""
+        places = self._places.setdefault((name, why), [])
+        if frame is not None:
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
+            if place not in places:
+                places.append(place)
+
+    @property
+    def notes(self) -> list[str]:
+        """A sentence for each thing that was used."""
+        return [
+            f"{name} was used{_at(places)}: {why}; the output may differ the next time"
+            for (name, why), places in self._places.items()
+        ]
+
+
+def _at(places: list[str]) -> str:
+    more = len(places) - MAX_PLACES
+    return f" ({'; '.join(places[:MAX_PLACES])}{f'; and in {more} more lines' if more > 0 else ''})" if places else ""
 
 
 class _Controlled:
-    """The replay that runs: its process and thread, and what was noted."""
+    """The replay that runs: its process and thread, and what was used."""
 
-    def __init__(self) -> None:
+    def __init__(self, used: Used) -> None:
         self._process, self._thread = os.getpid(), threading.get_ident()
-        self.notes: list[str] = []
+        self.used = used
+        self._known: set[tuple[str, CodeType, int]] = set()  # callers that need not be looked at again
+
+    def note(self, name: str, why: str, caller: FrameType) -> None:
+        """Note a call that a module makes, itself or through a library."""
+        key = name, caller.f_code, caller.f_lineno
+        if key in self._known or not self.calls():
+            return
+        if not is_of_library(caller):  # one line of the library may serve many modules
+            self._known.add(key)
+        if (frame := user_of(caller)) is not None:
+            self.used.add(name, why, frame)
 
     def calls(self) -> bool:
         """Whether the caller is under control; a process that a module has forked is not."""
@@ -58,40 +107,38 @@ _hooked: list[bool] = []
 
 
 @contextlib.contextmanager
-def controlled() -> Iterator[list[str]]:
+def controlled(before: Used | None = None) -> Iterator[Used]:
     """Inside, threads that this thread (or one of the virtual clock's) starts are refused, and calls that would end the
-    process. Gives the notes about processes that are started and sockets that are used.
+    process or interrupt it later. Gives what else is used that is not controlled, beside what was used ``before``.
     """
     global _now  # noqa: PLW0603
     if not _hooked:  # an audit hook cannot be removed
         _hooked.append(True)
         sys.addaudithook(_audit)
     with contextlib.ExitStack() as stack:
-        _replace(stack, threading.Thread, "start", _started_or_refused(threading.Thread.start))
+        replace(stack, threading.Thread, "start", _started_or_refused(threading.Thread.start))
         for name in ("start_new_thread", "start_new"):  # what threading itself calls has other names there
-            _replace(stack, _thread, name, _begun_or_refused(getattr(_thread, name)))
+            replace(stack, _thread, name, _begun_or_refused(getattr(_thread, name)))
         for owner, name in ENDS:
-            _replace(stack, owner, name, _ended_or_refused(getattr(owner, name), f"{owner.__name__}.{name}"))
-        _now = begun = _Controlled()
-        before = _processes()
+            replace(stack, owner, name, _ended_or_refused(getattr(owner, name), f"{owner.__name__}.{name}"))
+        for name, place in INTERRUPTS.items():
+            replace(stack, signal, name, _set_or_refused(getattr(signal, name), name, place))
+        stack.enter_context(noted_calls(_note))
+        _now = begun = _Controlled(Used(before))
+        processes = _processes()
         try:
-            yield begun.notes
+            yield begun.used
         except BaseException:
             # At the end of the command Python would wait for them, and they for the thread that was refused.
-            for process in _processes() - before if begun.is_here() else ():
+            for process in _processes() - processes if begun.is_here() else ():
                 process.kill()
             raise
         finally:
             _now = None
 
 
-def _replace(stack: contextlib.ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
-    stack.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, function)
-
-
-# Both ask for the replay that runs when they are called: a module that is imported while they stand for a function of
-# the library may keep them (``from os import _exit``), also for replays in other processes.
+# All of these ask for the replay that runs when they are called: a module that is imported while they stand for a
+# function of the library may keep them (``from os import _exit``), also for replays in other processes.
 
 
 def _started_or_refused(start: Callable[..., None]) -> Callable[..., None]:
@@ -138,15 +185,33 @@ def _ends_this(name: str, arguments: tuple[Any, ...]) -> bool:
     return arguments[:1] != () and arguments[0] in mine and arguments[1:] != (0,)
 
 
+def _set_or_refused(interrupt: Callable[..., Any], name: str, place: int) -> Callable[..., Any]:
+    def was_set(*arguments: Any) -> Any:
+        if _now is not None and _now.calls() and arguments[place : place + 1] != (0,):  # 0 only takes it back
+            where = innermost(sys._getframe(1))
+            clocks.refuse_if_virtual(
+                f"signal.{name}, called at {where}, which interrupts in the machine's time (clock.call_later takes "
+                "recorded time),"
+            )
+        return interrupt(*arguments)
+
+    return was_set
+
+
+def _note(name: str, why: str, caller: FrameType) -> None:
+    if _now is not None:
+        _now.note(name, why, caller)
+
+
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
     if _now is None:
         return
     if event == "import" and arguments[0] == SPAWNED:
         event = "os.posix_spawn"
     if event in OUTSIDE:
-        told = f"{event} was used: a replay does not control what comes of that; the output may differ the next time"
-        if told not in _now.notes:
-            _now.notes.append(told)
+        _now.used.add(event, WHY, user_of(sys._getframe(1)))
+    elif event in LOOK_UPS:
+        _note(event, WHY, sys._getframe(1))
 
 
 def _refuse_thread(thread: threading.Thread, caller: FrameType) -> None:

@@ -66,7 +66,7 @@ def replay(
     with (
         using(VirtualClock(first_ns)) as clock,
         watched(lambda: (count, clock.time_ns()), lambda: clock.turn),
-        controlled() as outside,
+        controlled(target.used) as outside,
         target.at_home(),
         seeded(seed),
     ):
@@ -108,7 +108,7 @@ def replay(
             actor.close()
         _check(clock)
         seconds = time.monotonic() - began
-        notes = (*notes, *outside)
+        notes = (*notes, *outside.notes)
         return Report(count, (clock.time_ns() - first_ns) / 1e9, seconds, tuple(actor.failures), waiting, notes)
 
 

@@ -25,7 +25,7 @@ from penstock.gateway.configuration import is_address
 from penstock.gateway.errors import reason_of
 from penstock.gateway.stage import FAILURES, MAX_AT_ONCE, Failure, Stage, cast, noted
 from penstock.recording.story import topic_of
-from penstock.replay.outside import controlled
+from penstock.replay.outside import Used, controlled
 from penstock.secrecy import without_secrets
 from penstock.types import Schema
 
@@ -81,6 +81,10 @@ class Actor(Protocol):
 class Target(Protocol):
     """Something into which a recording can be replayed, any number of times."""
 
+    @property
+    def used(self) -> Used | None:
+        """What its modules used when they were imported that a replay does not control; None: they were not yet."""
+
     def sources(self, topics: Iterable[str], recorded: Mapping[str, str], mapping: list[str] | None) -> dict[str, str]:
         """The source of each topic; topics without one are left out."""
 
@@ -116,16 +120,16 @@ def _beside(file: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _nothing_opened() -> Iterator[None]:
+def _nothing_opened() -> Iterator[Used]:
     """Inside, a virtual clock is in use, so that modules cannot open handles or start threads when they are imported:
-    in a replay these would really send.
+    in a replay these would really send. Gives what they use that is not controlled.
     """
     if in_use():
-        yield
+        yield Used()
         return
-    with using(VirtualClock()) as clock, controlled():
+    with using(VirtualClock()) as clock, controlled() as used:
         clock.replayed = True
-        yield
+        yield used
         if clock.refused is not None:
             raise clock.refused
 
@@ -136,9 +140,10 @@ class GatewayTarget:
     def __init__(self, file: Path | str, inputs: Iterable[str] = ()) -> None:
         """``inputs`` names modules that the recording replaces in any case."""
         self._file = Path(file)
-        with self.at_home(), _nothing_opened():  # modules are imported here
+        with self.at_home(), _nothing_opened() as used:  # modules are imported here
             self.configuration = read(self._file)
             self.cast = cast(self.configuration, inputs)
+        self.used = used
         owners = {link.source for link in self.configuration.links}
         self._speaking = [name for name in self.cast.outside if name in owners]
 
@@ -175,6 +180,8 @@ class GatewayTarget:
 
 class ProgramTarget:
     """A program on direct buses."""
+
+    used = None  # it is run anew in each replay
 
     def __init__(self, file: Path | str, outputs: tuple[str, ...]) -> None:
         """``outputs`` are the ``bus:`` addresses whose messages are the program's output."""

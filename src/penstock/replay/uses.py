@@ -1,0 +1,174 @@
+"""Calls of modules that no audit event shows and whose results differ from one replay to the next: the machine's clock,
+and random numbers that are not of the seed. Functions of the library are replaced meanwhile by ones that note the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import functools
+import gc
+import logging
+import os
+import random
+import secrets
+import sys
+import sysconfig
+import time
+import types
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import penstock
+from penstock.gateway.configuration import imported
+
+__all__ = ["is_of_library", "noted_calls", "replace", "user_of"]
+
+CLOCK = "the machine's clock is not in recorded time, self.clock and penstock.clock are"
+RANDOM = "these random numbers are not of the seed, those of random are"
+PENSTOCK = str(Path(penstock.__file__).parent) + os.sep
+INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
+LIBRARY = (sysconfig.get_path("stdlib") + os.sep, "<")  # frozen modules, and methods that dataclasses and others write
+
+#: What notes a call: its name, why that is no part of the promise, and the frame of the caller.
+Note = Callable[[str, str, FrameType], None]
+#: Whether a call with these arguments counts.
+Counts = Callable[[tuple[Any, ...], dict[str, Any]], bool]
+
+
+def _always(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    return True
+
+
+def _without(place: int) -> Counts:
+    """Calls whose argument at ``place``, the time or the seed, is missing or None."""
+
+    def without(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+        return (len(arguments) <= place or arguments[place] is None) and options.get("a") is None  # ``seed(a=3)``
+
+    return without
+
+
+CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime")
+#: The object, the name in it, whether a call counts, why it is noted, and its name for the user, if that is another.
+CALLS: tuple[tuple[Any, str, Counts, str, str], ...] = (
+    *((time, name + unit, _always, CLOCK, "") for name in CLOCKS for unit in ("", "_ns")),
+    *((time, name, _without(0), CLOCK, "") for name in ("localtime", "gmtime", "ctime", "asctime")),
+    (time, "strftime", _without(1), CLOCK, ""),
+    (os, "times", _always, CLOCK, ""),
+    (os, "urandom", _always, RANDOM, ""),
+    (os, "getrandom", _always, RANDOM, ""),
+    (uuid, "uuid1", _always, RANDOM, ""),
+    (uuid, "uuid4", _always, RANDOM, ""),
+    # The functions of ``secrets`` call these; numpy calls ``randbits`` for a seed where none is given.
+    *((random.SystemRandom, name, _always, RANDOM, "secrets or random.SystemRandom")
+      for name in ("random", "getrandbits", "randbytes")),
+    (secrets, "randbits", _always, RANDOM, "secrets.randbits or a generator of numpy.random without a seed"),
+    (random, "seed", _without(0), RANDOM, "random.seed without a seed"),
+    (random.Random, "seed", _without(1), RANDOM, "random.Random without a seed"),
+)  # fmt: skip
+NUMPY = "numpy.random.bit_generator"  # has ``randbits`` by name
+
+
+@contextlib.contextmanager
+def noted_calls(note: Note) -> Iterator[None]:
+    """Inside, calls of these functions are noted. A module that is imported meanwhile may keep what stands for one of
+    them: ``note`` is called for as long as it does.
+    """
+    with contextlib.ExitStack() as stack:
+        for owner, name, counts, why, shown in CALLS:
+            if hasattr(owner, name):
+                told = functools.partial(note, shown or f"{owner.__name__}.{name}", why)
+                replace(stack, owner, name, _noted(getattr(owner, name), counts, told))
+        if (numpy := sys.modules.get(NUMPY)) is not None and hasattr(numpy, "randbits"):
+            told = functools.partial(note, "a generator of numpy.random without a seed", RANDOM)
+            replace(stack, numpy, "randbits", _noted(numpy.randbits, _always, told))
+        if sys.implementation.name == "cpython":
+            for name in ("now", "utcnow"):  # ``today`` calls time.time
+                _replace_in_datetime(stack, name, functools.partial(note, f"datetime.{name}", CLOCK))
+        yield
+
+
+def replace(stack: contextlib.ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Set an attribute until the stack ends."""
+    stack.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, function)
+
+
+class _BuiltIn:
+    """Stands for a built-in function. As an attribute of a class it does not become a method, as a function would."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, /, *arguments: Any, **options: Any) -> Any:
+        return self._function(*arguments, **options)
+
+
+def _noted(function: Callable[..., Any], counts: Counts, note: Callable[[FrameType], None]) -> Callable[..., Any]:
+    is_built_in = isinstance(function, types.BuiltinFunctionType)
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        if counts(arguments, options):
+            note(sys._getframe(2 if is_built_in else 1))
+        return function(*arguments, **options)
+
+    functools.update_wrapper(noted, function)
+    return functools.update_wrapper(_BuiltIn(noted), function) if is_built_in else noted
+
+
+def _replace_in_datetime(stack: contextlib.ExitStack, name: str, note: Callable[[FrameType], None]) -> None:
+    """Replace a class method of ``datetime``. Python refuses to set attributes of this class, and another class in its
+    place would be another type for those who look at annotations; so this writes into its dictionary.
+    """
+    kind = datetime.datetime
+    attributes = next(iter(gc.get_referents(kind.__dict__)), None)
+    if not isinstance(attributes, dict) or name not in attributes:  # a Python that keeps it in another way
+        return
+    before = attributes[name]
+
+    def noted(cls: type, *arguments: Any, **options: Any) -> Any:
+        note(sys._getframe(1))
+        return before.__get__(None, cls)(*arguments, **options)
+
+    def put(method: Any) -> None:
+        attributes[name] = method
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))  # Python keeps what it has looked up
+
+    stack.callback(put, before)
+    put(classmethod(functools.update_wrapper(noted, getattr(kind, name))))
+
+
+def is_of_library(frame: FrameType) -> bool:
+    """Whether this is code of Python's own library."""
+    file = frame.f_code.co_filename
+    return file.startswith(LIBRARY) and not file.startswith(INSTALLED)
+
+
+def user_of(frame: FrameType | None) -> FrameType | None:
+    """Whose call this is: the innermost frame of a module or program of the user's, else that of an installed package.
+    None: Penstock's, or one of the library's or a package's own that changes no result (a log's time, its import).
+    """
+    package: FrameType | None = None
+    importing = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(PENSTOCK):
+            # A gateway's module may be an installed one; others are imported by Penstock for itself.
+            return package if not importing or frame.f_code is imported.__code__ else None
+        if file.startswith("<frozen importlib"):
+            importing = True
+        elif file.startswith(INSTALLED):
+            if importing:
+                return None
+            package = package or frame
+        elif not file.startswith(LIBRARY):
+            return None if importing else frame
+        elif file == logging.__file__:
+            return None
+        frame = frame.f_back
+    return None if importing else package
