@@ -33,6 +33,7 @@ from penstock.errors import CorruptionError, InvalidArgument, PenstockError
 from penstock.journal import layout, recovery
 from penstock.journal.disk import Disk, open_regular, read_all, read_part
 from penstock.journal.lock import WriterLock
+from penstock.journal.repairs import merge
 from penstock.journal.rewrite import SUFFIXES, remove_segment
 from penstock.replica.history import History, Segment
 from penstock.replica.writers import DISK_FULL
@@ -40,6 +41,7 @@ from penstock.replica.writers import FILE_NAME as WRITERS_NAME
 
 log = logging.getLogger("penstock.replica")
 PIECE_BYTES = 1 << 20
+MOST_RANGES = 5  # of positions in one line of the log
 UNDONE_BYTES = 8  # that many bytes of a batch that could not be written are wiped by its writer
 BOOT_NAME = layout.REPLICA_NAME  # holds the boot id under which the directory was last written
 
@@ -298,10 +300,10 @@ class Copying:
     def _begins_as(self, segment: Segment) -> bool:
         """Whether the log of that name is the same one as on the stream."""
         try:
-            here = read_part(self._path(segment.name), 0, layout.SEAL_OFFSET)
+            here = read_part(self._path(segment.name), 0, layout.SEGMENT.size)
         except (FileNotFoundError, CorruptionError):
             return False
-        return here == segment.head.data[: layout.SEAL_OFFSET]
+        return _same_log(here, segment.head.data)
 
     def _path(self, name: tuple[int, int]) -> Path:
         return self._directory / layout.segment_name(*name)
@@ -398,9 +400,9 @@ class Copying:
             header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], "")
         except FileNotFoundError:
             missing = self._words is not None and name[0] < self._durable and not self._result.aside
-            return "was missing" if missing else ""
+            return f"was missing{self._mended(b'', fetched)}" if missing else ""
         except CorruptionError:
-            return "was damaged"
+            return f"was damaged{self._mended(self._read(name), fetched)}"
         if self._is_same(name, data, fetched):  # the usual case, and a scan takes long
             return ""
         durable = min(self._durable, following)
@@ -409,15 +411,46 @@ class Copying:
         if foreign:
             self._put_aside(name, foreign)
             return ""
-        if scan["damage"] or (self._words is not None and scan["next_position"] < durable):
-            return "was damaged"
+        ends_early = self._words is not None and scan["next_position"] < durable
+        ends_early = ends_early or scan["end"] < self._durable_end(name, len(fetched))
+        if scan["damage"] or ends_early or (_same_log(data, fetched) and not _same_header(data, header, fetched)):
+            return f"was damaged{self._mended(data, fetched)}"
         return "had bytes after its end" if scan["tail_bytes"] and not scan["open_group"] else ""
+
+    def _read(self, name: tuple[int, int]) -> bytes:
+        """A log, whatever it is; nothing if it cannot be one."""
+        try:
+            return read_all(self._path(name))
+        except CorruptionError:
+            return b""
+
+    def _mended(self, data: bytes, fetched: bytes) -> str:
+        """Which messages a log lacks that it must have, in words."""
+        if not fetched:
+            return ""
+        header = layout.decode_segment_header(fetched[: layout.SEGMENT_HEADER_BYTES], self._history.blocks.name)
+        scan = native.scan(fetched, header.nonce, header.first, layout.MAX_POSITION, 0, header.gaps)
+        # without a frontier it is not known how long the log must be
+        least = len(fetched) if self._words is not None else len(data.rstrip(b"\0"))
+        wrong = [
+            position
+            for position, offset, end in _places(scan["index"])
+            if position < self._durable and offset < least and data[offset:end] != fetched[offset:end]
+        ]
+        if not wrong:
+            return " (no message)"
+        ranges = merge([(position, position) for position in wrong])
+        texts = [f"{first} to {last}" if last > first else f"{first}" for first, last in ranges[:MOST_RANGES]]
+        more = " and more" if len(ranges) > MOST_RANGES else ""
+        many = "s" if len(wrong) > 1 else ""
+        return f" ({len(wrong)} message{many}, position{many} {', '.join(texts)}{more})"
 
     def _is_same(self, name: tuple[int, int], data: bytes, fetched: bytes) -> bool:
         """Whether a log has everything that it must have, and nothing that the stream's log does not have."""
         end = max(layout.SEGMENT_HEADER_BYTES, self._durable_end(name, len(fetched)))
         body = slice(layout.SEGMENT_HEADER_BYTES, end)
-        same = data[: layout.SEAL_OFFSET] == fetched[: layout.SEAL_OFFSET] and data[body] == fetched[body]
+        header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], "")
+        same = _same_header(data, header, fetched) and data[body] == fetched[body]
         tail = data[end:].rstrip(b"\0")
         if tail[:UNDONE_BYTES] == bytes(UNDONE_BYTES):  # a batch that was not written, on a full disk say
             tail, end = tail[UNDONE_BYTES:], end + UNDONE_BYTES
@@ -476,11 +509,29 @@ class Copying:
 
 def _others(data: bytes, index: bytes, durable: int, stream: bytes) -> Iterator[int]:
     """The positions before the frontier at which an intact message differs from the stream's."""
-    same_log = data[: layout.SEAL_OFFSET] == stream[: layout.SEAL_OFFSET]
-    for position, _, _, _, offset, size, _, more, *_ in layout.INDEX_ENTRY.iter_unpack(index):
-        end = offset + layout.RECORD.size + size + more
+    same_log = _same_log(data, stream)
+    for position, offset, end in _places(index):
         if position < durable and not (same_log and data[offset:end] == stream[offset:end]):
             yield position
+
+
+def _places(index: bytes) -> Iterator[tuple[int, int, int]]:
+    """Position, offset and end of each message of an index."""
+    for position, _, _, _, offset, size, _, more, *_ in layout.INDEX_ENTRY.iter_unpack(index):
+        yield position, offset, offset + layout.RECORD.size + size + more
+
+
+def _same_log(data: bytes, other: bytes) -> bool:
+    """Whether two logs have the same header, as far as its checksum goes."""
+    return data[: layout.SEGMENT.size] == other[: layout.SEGMENT.size]
+
+
+def _same_header(data: bytes, header: layout.SegmentHeader, stream: bytes) -> bool:
+    """Whether a log begins as the stream's, which has no seal."""
+    sealed = slice(layout.SEAL_OFFSET, layout.SEAL_OFFSET + layout.SEAL_BYTES)
+    after = slice(sealed.stop, layout.SEGMENT_HEADER_BYTES)
+    seal_is_right = header.seal is not None or data[sealed] == stream[sealed]
+    return data[: sealed.start] == stream[: sealed.start] and seal_is_right and data[after] == stream[after]
 
 
 def _fetch(history: History, segment: Segment, result: Refilled | None = None) -> bytes:
