@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -400,3 +401,60 @@ def test_messages_that_would_be_lost_are_left_where_they_are_while_the_stream_is
         Follower(tmp_path / "b", FakeBlocks(stream))
     with Journal(tmp_path / "b", mode="read") as reader:
         assert contents(reader) == own
+
+
+DAMAGES = {  # what is turned over in a log of six messages: the places in it, and what is told
+    "header": ([40], r"\(no message\)"),
+    "after the header": ([100], r"\(no message\)"),
+    "seal": ([520], r"\(no message\)"),
+    "after the seal": ([2000], r"\(no message\)"),
+    "one message": ([9_000], r"\(1 message, position 1\)"),
+    "several messages": ([9_000, 19_000, 50_000], r"\(3 messages, positions 1 to 2, 5\)"),
+    "the last commit, which has no message": ([-9], r"\(no message\)"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+@pytest.mark.parametrize("follows", [False, True], ids=["broker", "follower"])
+def test_mended_damage_is_told_as_damage(
+    tmp_path: Path, stream: FakeStream, caplog: pytest.LogCaptureFixture, what: str, follows: bool
+) -> None:
+    caplog.set_level("INFO", "penstock.replica")
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 6)
+        journal.commit(states=[(200, bytes(100))])
+        before = contents(journal)
+    (path,) = (tmp_path / "a").glob("*.log")
+    good = path.read_bytes()
+    data, (places, told) = bytearray(good), DAMAGES[what]
+    for place in places:
+        data[place] ^= 1
+    path.write_bytes(data)
+    caplog.clear()
+    if follows:
+        with Follower(tmp_path / "a", FakeBlocks(stream)) as follower:
+            assert follower.mended == [path.name]
+    else:
+        opened(tmp_path / "a", stream).close()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert re.search(rf"{path.name} was damaged {told}: it is taken from stream fake", record.message), record.message
+    assert path.read_bytes() == good and not verify(tmp_path / "a")
+    with opened(tmp_path / "a", stream) as journal:
+        assert contents(journal) == before
+    assert len(caplog.records) == 1, "it is told once"
+
+
+def test_what_is_only_behind_is_taken_and_no_damage(
+    tmp_path: Path, stream: FakeStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "penstock.replica")
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 1)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 20)
+    segments = len(list((tmp_path / "a").glob("*.log")))
+    caplog.clear()
+    opened(tmp_path / "b", stream).close()
+    assert caplog.messages == [f"{tmp_path / 'b'}: {segments} segments taken from stream fake"]

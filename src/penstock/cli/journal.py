@@ -130,6 +130,8 @@ def repair(directory: Directory, as_json: Json = False) -> None:
         return
     for damage in report.damage:
         print(f"damaged: {printable(str(damage))}")
+    for name in report.aside:
+        print(f"set aside: {printable(name)}")
     for name in report.rewritten:
         print(f"rewritten: {name}")
     for name in report.caches:

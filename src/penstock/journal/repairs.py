@@ -1,5 +1,5 @@
 """Repair: keep everything that is intact and report what is lost. A damaged segment gets a new revision without the
-damage.
+damage. A segment of another journal is set aside.
 
 Takes the writer's lock, so no writer may be running; readers may. One thread.
 """
@@ -14,7 +14,7 @@ from uuid import UUID
 
 from penstock._core import journal as native
 from penstock.errors import CorruptionError, InvalidArgument
-from penstock.journal import layout, recovery
+from penstock.journal import foreign, layout, recovery
 from penstock.journal.disk import Disk, read_all
 from penstock.journal.recovery import Damage
 from penstock.journal.rewrite import Source, rewrite
@@ -32,6 +32,7 @@ class RepairReport:
     damage: list[Damage] = field(default_factory=list)
     lost: list[Range] = field(default_factory=list)
     kept_messages: int = 0
+    aside: list[str] = field(default_factory=list)  # where segments of other journals are now
 
     @property
     def whole(self) -> bool:
@@ -46,7 +47,18 @@ def repair(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> Re
         raise InvalidArgument(f"{path} is not a journal (no {layout.MARKER_NAME} in it)")
     identity, lock, _ = recovery.prepare(path, disk)
     try:
+        if (named := identity) != (identity := foreign.owner(path, identity)):
+            text = f"the marker names journal {named}, and all other files are of {identity}: made anew"
+            report.damage.append(Damage(str(path / layout.MARKER_NAME), 0, layout.MARKER_BYTES, 1, 0, text))
+            disk.write_file(path / layout.MARKER_NAME, layout.encode_marker(identity))
+            disk.sync_directory(path)
         words = recovery.read_frontier(path, identity)
+        others = foreign.find(path, identity)
+        names = [name for name in os.listdir(path) if name not in {other.path.name for other in others}]
+        for other in others:
+            report.damage.append(other.damage(layout.latest_segments(names), words))
+            report.aside.append(str(foreign.set_aside(path, other, disk)))
+        report.lost += [(item.first, item.last) for item in report.damage if item.last >= item.first]
         segments = recovery.tidy(path, disk, words.frontier if words else 0)
         report.segments = len(segments)
         for number, segment in enumerate(segments):
@@ -104,13 +116,9 @@ def _header(
 ) -> tuple[layout.SegmentHeader, Damage | None]:
     """The header; if it is damaged, one made from the file's name and the nonce in its batches."""
     try:
-        header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], place)
-        if header.uuid == identity and header.first == segment[0]:
-            return header, None
-        text = "the segment belongs to another journal or position"
+        return layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], place), None
     except CorruptionError:
-        text = "the segment's header is damaged"
-    damage = Damage(place, 0, layout.SEGMENT_HEADER_BYTES, 1, 0, text)
+        damage = Damage(place, 0, layout.SEGMENT_HEADER_BYTES, 1, 0, "the segment's header is damaged")
     at = data.find(layout.BATCH_MAGIC, layout.SEGMENT_HEADER_BYTES)
     nonce = struct.unpack_from("<Q", data, at + 8)[0] if 0 <= at <= len(data) - layout.BATCH.size else 0
     return layout.SegmentHeader(identity, nonce, segment[0], 0, segment[1], layout.SEGMENT_REPAIRED), damage

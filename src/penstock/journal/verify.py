@@ -15,7 +15,7 @@ from uuid import UUID
 
 from penstock._core import journal as native
 from penstock.errors import PenstockError
-from penstock.journal import layout
+from penstock.journal import foreign, layout
 from penstock.journal.disk import read_all, read_part, while_files_go
 from penstock.journal.recovery import Damage, read_frontier
 
@@ -37,8 +37,12 @@ def _verify(path: Path) -> list[Damage]:
     damage = [] if words else [Damage(str(place), 0, 0, 1, 0, "the frontier file is missing or damaged")]
     damage += _verify_frontier(place, identity) if words else []
     durable = words.frontier if words else 0
-    segments = [item for item in layout.latest_segments(os.listdir(path)) if not durable or item[0] <= durable]
-    if not segments and durable > 1:
+    others = foreign.find(path, identity)
+    names = [name for name in os.listdir(path) if name not in {other.path.name for other in others}]
+    own = layout.latest_segments(names)
+    damage += [other.damage(own, words) for other in others]
+    segments = [item for item in own if not durable or item[0] <= durable]
+    if not segments and durable > 1 and not others:
         damage.append(Damage(str(path), 0, 0, 1, durable - 1, "segments are missing"))
     for number, segment in enumerate(segments):
         last = number == len(segments) - 1
@@ -46,7 +50,7 @@ def _verify(path: Path) -> list[Damage]:
         # a writer may be at work past the frontier: what is there is not confirmed, and is no damage
         limit = min(following, durable) if durable else following
         end = words.end if words and words.segment == segment[0] else 0
-        damage += _verify_segment(path, segment, limit, last, identity.bytes, end)
+        damage += _verify_segment(path, segment, limit, last, end)
     return damage
 
 
@@ -61,18 +65,13 @@ def _verify_frontier(place: Path, identity: UUID) -> list[Damage]:
     return [Damage(str(place), broken[0], layout.FRONTIER_COPY.size, 1, 0, text)]
 
 
-def _verify_segment(
-    directory: Path, segment: tuple[int, int], limit: int, active: bool, identity: bytes, end: int
-) -> list[Damage]:
+def _verify_segment(directory: Path, segment: tuple[int, int], limit: int, active: bool, end: int) -> list[Damage]:
     path = directory / layout.segment_name(*segment)
     data = read_all(path)
     try:
         header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
     except PenstockError as error:
         return [Damage(str(path), 0, layout.SEGMENT_HEADER_BYTES, segment[0], limit - 1, str(error))]
-    if header.uuid.bytes != identity or header.first != segment[0]:
-        text = "the segment belongs to another journal or position"
-        return [Damage(str(path), 0, len(data), segment[0], limit - 1, text)]
     durable = limit if limit < 2**63 else 0
     scan = native.scan(data, header.nonce, header.first, limit, durable, header.gaps)
     damage = [

@@ -7,6 +7,8 @@
   (``aside-N``, a journal that can be read) and named: somebody believes that they are stored.
 - Nothing here is synced. So after a restart of the machine (another boot id) every segment is checked in full.
 - If the directory has more durable messages than the stream, the stream has lost something: this is refused.
+- What is here already and right takes no room: a log of the stream is held in memory, and only what differs is written.
+  If there is no room for that, it is refused with how much is wanted, and the directory is left as it was.
 
 Under the writer's lock of the directory, and through what it holds: whatever takes the directory's place meanwhile is
 not touched. One thread.
@@ -20,7 +22,8 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Collection, Iterator
+import shutil
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import UUID
@@ -30,11 +33,15 @@ from penstock.errors import CorruptionError, InvalidArgument, PenstockError
 from penstock.journal import layout, recovery
 from penstock.journal.disk import Disk, open_regular, read_all, read_part
 from penstock.journal.lock import WriterLock
+from penstock.journal.repairs import merge
 from penstock.journal.rewrite import SUFFIXES, remove_segment
 from penstock.replica.history import History, Segment
+from penstock.replica.writers import DISK_FULL
+from penstock.replica.writers import FILE_NAME as WRITERS_NAME
 
 log = logging.getLogger("penstock.replica")
 PIECE_BYTES = 1 << 20
+MOST_RANGES = 5  # of positions in one line of the log
 UNDONE_BYTES = 8  # that many bytes of a batch that could not be written are wiped by its writer
 BOOT_NAME = layout.REPLICA_NAME  # holds the boot id under which the directory was last written
 
@@ -100,9 +107,16 @@ def refill_held(
     disk = UnsyncedDisk()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     wanted = history.last.uuid if history.last is not None else None
-    if wanted is not None:
-        _mend_marker(directory, wanted, disk, told)
-    uuid, lock, _ = recovery.prepare(directory, disk, wanted)
+    was_new = not (directory / layout.MARKER_NAME).exists()
+    try:
+        if wanted is not None:
+            _mend_marker(directory, wanted, disk, told)
+        uuid, lock, _ = recovery.prepare(directory, disk, wanted)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        disk.remove(directory / f"{layout.MARKER_NAME}.new")
+        raise full(directory, f"{layout.MARKER_BYTES} bytes are needed for {layout.MARKER_NAME}", error.errno) from None
     try:
         if wanted is not None and uuid != wanted:
             raise InvalidArgument(f"{directory} is of journal {uuid}, {history.blocks.name} of {wanted}: not touched")
@@ -115,9 +129,12 @@ def refill_held(
             with lock.naming():
                 copying = Copying(directory, lock.place, history, disk, result, told)
                 copying.run(check or not same_boot(lock.place))
-        disk.write_file(lock.place / BOOT_NAME, _boot_id())
+        with lock.naming():
+            _note_boot(lock.place, disk)
         return result, lock
-    except BaseException:
+    except BaseException as error:
+        if was_new and isinstance(error, OSError) and error.errno in DISK_FULL:
+            disk.remove(lock.place / layout.MARKER_NAME)
         lock.release()
         raise
 
@@ -146,6 +163,11 @@ def _owners(directory: Path) -> set[UUID]:
     return found
 
 
+def full(directory: Path, text: str, number: int = errno.ENOSPC) -> OSError:
+    """The error of a directory that has no room."""
+    return OSError(number, f"{os.strerror(number)}: {text}", str(directory))
+
+
 def mend(directory: Path, lock: WriterLock, history: History, names: set[tuple[int, int]]) -> list[str]:
     """Check these segments, none of which is the last one, and fetch damaged ones again; returns the names of those
     files.
@@ -153,8 +175,9 @@ def mend(directory: Path, lock: WriterLock, history: History, names: set[tuple[i
     result = Refilled(history.segments[-1].head.uuid)
     with lock.naming():
         copying = Copying(directory, lock.place, history, UnsyncedDisk(), result)
-        copying.older(names)
-        copying.end_aside()
+        with copying.or_as_it_was():
+            copying.older(names)
+            copying.end_aside()
     return result.damaged
 
 
@@ -181,23 +204,41 @@ class Copying:
         self._words = recovery.read_frontier(place, result.uuid)
         # without a frontier it is not known what was confirmed here: every intact message may have been
         self._durable = self._words.frontier if self._words is not None else layout.MAX_POSITION
+        self._used = 0  # bytes that were written and took room
+        self._later = 0  # bytes that the files will take which are made of the logs
+        self._undo: list[Callable[[], None]] = []  # makes the directory as it was
 
     def run(self, check: bool) -> None:
         """Copy the segments, the last one first: it shows whether the stream has everything that the directory has."""
-        history, directory, result = self._history, self._directory, self._result
+        history, result = self._history, self._result
         last = history.segments[-1]
         result.begins = {segment.name: segment.begin for segment in history.segments}
         result.segment = last.name
-        fetched = _fetch(directory, history, last, self._disk, result)
+        fetched = _fetch(history, last, result)
         frontier = self._frontier(fetched)
-        self.older({segment.name for segment in history.segments[:-1]}, check)
-        self._take(last, fetched, layout.MAX_POSITION)
-        self._forget_others()
+        with self.or_as_it_was():
+            self.older({segment.name for segment in history.segments[:-1]}, check)
+            self._take(last, fetched, layout.MAX_POSITION)
+            self._forget_others()
+            self.end_aside()
         if frontier is not None:
-            _write_frontier(directory, result.uuid, frontier)
-        self.end_aside()
+            _write_frontier(self._directory, result.uuid, frontier)
+        else:
+            with contextlib.suppress(FileNotFoundError):  # it is rebuilt when the journal is opened
+                (self._directory / layout.FRONTIER_NAME).unlink()
 
-    def _frontier(self, fetched: Path) -> layout.Frontier | None:
+    @contextlib.contextmanager
+    def or_as_it_was(self) -> Iterator[None]:
+        """A context that undoes what was done in it when there is no room for the rest."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                for step in reversed(self._undo):
+                    step()
+            raise
+
+    def _frontier(self, fetched: bytes) -> layout.Frontier | None:
         """The frontier for a directory that was used before: exactly what the stream has is durable. ``fetched`` is the
         last segment's log. Nothing in the directory has been changed yet.
         """
@@ -207,16 +248,12 @@ class Copying:
                 if name not in self._told:
                     log.warning("%s: the frontier was missing or damaged and is made again", self._name)
                 self._result.damaged.append(name)
-            with contextlib.suppress(FileNotFoundError):  # it is rebuilt when the journal is opened
-                (self._directory / name).unlink()
             return None
-        data = read_all(fetched)
-        header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(fetched))
-        scan = native.scan(data, header.nonce, header.first, 2**63, 0, header.gaps)
+        stream = self._history.blocks.name
+        header = layout.decode_segment_header(fetched[: layout.SEGMENT_HEADER_BYTES], stream)
+        scan = native.scan(fetched, header.nonce, header.first, 2**63, 0, header.gaps)
         following = scan["next_position"]
         if words.frontier > following:
-            fetched.unlink()
-            stream = self._history.blocks.name
             raise CorruptionError(
                 f"{stream} ends at position {following - 1}, and {self._name} has messages up to "
                 f"{words.frontier - 1}: the stream has lost some, or another program wrote there. They are left as "
@@ -234,8 +271,7 @@ class Copying:
         for segment, following in zip(self._history.segments, self._history.segments[1:], strict=False):
             wrong: list[str] = []
             if segment.name in names and not self._is_whole(segment, following, check, wrong):
-                fetched = _fetch(self._directory, self._history, segment, self._disk)
-                self._take(segment, fetched, following.name[0])
+                self._take(segment, _fetch(self._history, segment), following.name[0])
             self._say(wrong, "was damaged or missing and is made again")
 
     def _is_whole(self, segment: Segment, following: Segment, check: bool, wrong: list[str]) -> bool:
@@ -264,24 +300,96 @@ class Copying:
     def _begins_as(self, segment: Segment) -> bool:
         """Whether the log of that name is the same one as on the stream."""
         try:
-            here = read_part(self._path(segment.name), 0, layout.SEAL_OFFSET)
+            here = read_part(self._path(segment.name), 0, layout.SEGMENT.size)
         except (FileNotFoundError, CorruptionError):
             return False
-        return here == segment.head.data[: layout.SEAL_OFFSET]
+        return _same_log(here, segment.head.data)
 
     def _path(self, name: tuple[int, int]) -> Path:
         return self._directory / layout.segment_name(*name)
 
-    def _take(self, segment: Segment, fetched: Path, following: int) -> None:
-        """Replace the local log by a fetched one, and record why."""
+    def _take(self, segment: Segment, fetched: bytes, following: int) -> None:
+        """Make the local log equal to a fetched one, and record why."""
         path = self._path(segment.name)
         if path.is_dir():
             raise InvalidArgument(f"{self._name / path.name} is a directory and no log: move it away")
-        before = len(self._result.copied)
-        what = self._look(segment.name, read_all(fetched), following)
-        _install(fetched, path, self._begins_as(segment), self._disk, self._result)
-        if what and len(self._result.copied) > before:
-            self._say([path.name], f"{what}: it is taken from {self._history.blocks.name}")
+        what = self._look(segment.name, fetched, following)
+        if self._install(segment, fetched):
+            self._result.copied.append(path.name)
+            if what:
+                self._say([path.name], f"{what}: it is taken from {self._history.blocks.name}")
+
+    def _install(self, segment: Segment, fetched: bytes) -> bool:
+        """Write what a log lacks; returns whether anything was. If the same log exists already, its bytes are changed
+        in place, because it may be mapped; so are those of a log whose header is damaged.
+        """
+        path = self._path(segment.name)
+        if not (self._begins_as(segment) or self._has_damaged_header(segment)):
+            self._check_room(segment, fetched, 0)
+            with self._counting(len(fetched)):
+                _write_new(path, fetched, self._disk, self._undo)
+            return True
+        file = self._disk.open(path)
+        try:
+            size = os.fstat(file).st_size
+            self._check_room(segment, fetched, size)
+            with self._counting(max(0, len(fetched) - size)):
+                return _write_into(path, file, fetched, self._disk, self._undo)
+        finally:
+            self._disk.close(file)
+
+    def _has_damaged_header(self, segment: Segment) -> bool:
+        path = self._path(segment.name)
+        try:
+            layout.decode_segment_header(read_part(path, 0, layout.SEGMENT_HEADER_BYTES), str(path))
+        except FileNotFoundError:
+            return False
+        except CorruptionError:
+            return path.is_file() and not path.is_symlink()
+        return False
+
+    def _check_room(self, segment: Segment, fetched: bytes, size: int) -> None:
+        """Refuse before anything is written what has no room here, with the files that are made of it later."""
+        system = os.statvfs(self._directory)
+        grown = _grown(size, len(fetched), system.f_frsize)
+        if not grown:
+            return
+        if not self._later:
+            small = [BOOT_NAME, WRITERS_NAME, *([layout.FRONTIER_NAME] if self._words is None else [])]
+            self._later = sum(system.f_frsize for name in small if not (self._directory / name).exists())
+        for suffix, wanted in self._caches(segment, fetched).items():
+            path = self._directory / layout.segment_name(*segment.name, suffix)
+            self._later += _grown(path.stat().st_size if path.is_file() else 0, wanted, system.f_frsize)
+        free = system.f_bavail * system.f_frsize
+        if grown + self._later > free:
+            raise self._full(errno.ENOSPC, grown, free)
+        self._used += grown
+
+    def _caches(self, segment: Segment, log: bytes) -> dict[str, int]:
+        """How long the files will be that are made of a log."""
+        header = layout.decode_segment_header(log[: layout.SEGMENT_HEADER_BYTES], self._history.blocks.name)
+        later = [other.name[0] for other in self._history.segments if other.begin > segment.begin]
+        following = min(later, default=None)
+        scan = native.scan(log, header.nonce, header.first, following or 2**63, 0, header.gaps)
+        sizes = {"index": len(scan["index"]), "sums": len(native.block_sums(log, scan["end"]))}
+        if following is not None:
+            sizes["topics"] = len(native.summarise(scan["index"], header.nonce))
+        return sizes
+
+    @contextlib.contextmanager
+    def _counting(self, wanted: int) -> Iterator[None]:
+        """A context in which a full disk is told with what is wanted of it."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            raise self._full(error.errno or errno.ENOSPC, wanted) from None
+
+    def _full(self, number: int, wanted: int, free: int | None = None) -> OSError:
+        wanted += self._used + self._later
+        text = f"at least {wanted} bytes are needed for a copy of {self._history.blocks.name}"
+        return full(self._name, text if free is None else f"{text}, and {free + self._used} are free", number)
 
     def _look(self, name: tuple[int, int], fetched: bytes, following: int) -> str:
         """What is wrong with a log, compared with the stream's; nothing if it only ends earlier. A log with messages
@@ -292,9 +400,9 @@ class Copying:
             header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], "")
         except FileNotFoundError:
             missing = self._words is not None and name[0] < self._durable and not self._result.aside
-            return "was missing" if missing else ""
+            return f"was missing{self._mended(b'', fetched)}" if missing else ""
         except CorruptionError:
-            return "was damaged"
+            return f"was damaged{self._mended(self._read(name), fetched)}"
         if self._is_same(name, data, fetched):  # the usual case, and a scan takes long
             return ""
         durable = min(self._durable, following)
@@ -303,15 +411,46 @@ class Copying:
         if foreign:
             self._put_aside(name, foreign)
             return ""
-        if scan["damage"] or (self._words is not None and scan["next_position"] < durable):
-            return "was damaged"
+        ends_early = self._words is not None and scan["next_position"] < durable
+        ends_early = ends_early or scan["end"] < self._durable_end(name, len(fetched))
+        if scan["damage"] or ends_early or (_same_log(data, fetched) and not _same_header(data, header, fetched)):
+            return f"was damaged{self._mended(data, fetched)}"
         return "had bytes after its end" if scan["tail_bytes"] and not scan["open_group"] else ""
+
+    def _read(self, name: tuple[int, int]) -> bytes:
+        """A log, whatever it is; nothing if it cannot be one."""
+        try:
+            return read_all(self._path(name))
+        except CorruptionError:
+            return b""
+
+    def _mended(self, data: bytes, fetched: bytes) -> str:
+        """Which messages a log lacks that it must have, in words."""
+        if not fetched:
+            return ""
+        header = layout.decode_segment_header(fetched[: layout.SEGMENT_HEADER_BYTES], self._history.blocks.name)
+        scan = native.scan(fetched, header.nonce, header.first, layout.MAX_POSITION, 0, header.gaps)
+        # without a frontier it is not known how long the log must be
+        least = len(fetched) if self._words is not None else len(data.rstrip(b"\0"))
+        wrong = [
+            position
+            for position, offset, end in _places(scan["index"])
+            if position < self._durable and offset < least and data[offset:end] != fetched[offset:end]
+        ]
+        if not wrong:
+            return " (no message)"
+        ranges = merge([(position, position) for position in wrong])
+        texts = [f"{first} to {last}" if last > first else f"{first}" for first, last in ranges[:MOST_RANGES]]
+        more = " and more" if len(ranges) > MOST_RANGES else ""
+        many = "s" if len(wrong) > 1 else ""
+        return f" ({len(wrong)} message{many}, position{many} {', '.join(texts)}{more})"
 
     def _is_same(self, name: tuple[int, int], data: bytes, fetched: bytes) -> bool:
         """Whether a log has everything that it must have, and nothing that the stream's log does not have."""
         end = max(layout.SEGMENT_HEADER_BYTES, self._durable_end(name, len(fetched)))
         body = slice(layout.SEGMENT_HEADER_BYTES, end)
-        same = data[: layout.SEAL_OFFSET] == fetched[: layout.SEAL_OFFSET] and data[body] == fetched[body]
+        header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], "")
+        same = _same_header(data, header, fetched) and data[body] == fetched[body]
         tail = data[end:].rstrip(b"\0")
         if tail[:UNDONE_BYTES] == bytes(UNDONE_BYTES):  # a batch that was not written, on a full disk say
             tail, end = tail[UNDONE_BYTES:], end + UNDONE_BYTES
@@ -328,12 +467,14 @@ class Copying:
         place = self._aside
         if not self._result.aside:
             place.mkdir(mode=0o700)
+            self._undo.append(functools.partial(shutil.rmtree, place))
             self._disk.write_file(place / layout.MARKER_NAME, layout.encode_marker(self._result.uuid))
         self._result.aside.append(name)
         for suffix in SUFFIXES:
             part = layout.segment_name(*name, suffix)
             with contextlib.suppress(FileNotFoundError):
                 self._disk.rename(self._directory / part, place / part)
+                self._undo.append(functools.partial(self._disk.rename, place / part, self._directory / part))
         log.warning(
             "%s: %s has messages that %s does not have (positions %d to %d): it is put aside in %s", self._name,
             layout.segment_name(*name), self._history.blocks.name, positions[0], positions[-1], self._name / place.name,
@@ -368,47 +509,77 @@ class Copying:
 
 def _others(data: bytes, index: bytes, durable: int, stream: bytes) -> Iterator[int]:
     """The positions before the frontier at which an intact message differs from the stream's."""
-    same_log = data[: layout.SEAL_OFFSET] == stream[: layout.SEAL_OFFSET]
-    for position, _, _, _, offset, size, _, more, *_ in layout.INDEX_ENTRY.iter_unpack(index):
-        end = offset + layout.RECORD.size + size + more
+    same_log = _same_log(data, stream)
+    for position, offset, end in _places(index):
         if position < durable and not (same_log and data[offset:end] == stream[offset:end]):
             yield position
 
 
-def _fetch(directory: Path, history: History, segment: Segment, disk: Disk, result: Refilled | None = None) -> Path:
-    """Write a segment's log from the stream, under a temporary name."""
-    path = (directory / layout.segment_name(*segment.name)).with_suffix(".log.new")
-    file = disk.create(path)
+def _places(index: bytes) -> Iterator[tuple[int, int, int]]:
+    """Position, offset and end of each message of an index."""
+    for position, _, _, _, offset, size, _, more, *_ in layout.INDEX_ENTRY.iter_unpack(index):
+        yield position, offset, offset + layout.RECORD.size + size + more
+
+
+def _same_log(data: bytes, other: bytes) -> bool:
+    """Whether two logs have the same header, as far as its checksum goes."""
+    return data[: layout.SEGMENT.size] == other[: layout.SEGMENT.size]
+
+
+def _same_header(data: bytes, header: layout.SegmentHeader, stream: bytes) -> bool:
+    """Whether a log begins as the stream's, which has no seal."""
+    sealed = slice(layout.SEAL_OFFSET, layout.SEAL_OFFSET + layout.SEAL_BYTES)
+    after = slice(sealed.stop, layout.SEGMENT_HEADER_BYTES)
+    seal_is_right = header.seal is not None or data[sealed] == stream[sealed]
+    return data[: sealed.start] == stream[: sealed.start] and seal_is_right and data[after] == stream[after]
+
+
+def _fetch(history: History, segment: Segment, result: Refilled | None = None) -> bytes:
+    """A segment's log, from the stream."""
+    parts = []
+    for block in history.commits(segment):
+        parts.append(block.data)
+        if result is not None:
+            result.end, result.next = block.offset + len(block.data), block.next
+    return b"".join(parts)
+
+
+def _grown(old: int, new: int, block: int) -> int:
+    """How much room a file takes more, in whole blocks of the file system."""
+    return max(0, -(-new // block) - -(-old // block)) * block
+
+
+def _write_new(path: Path, data: bytes, disk: Disk, undo: list[Callable[[], None]]) -> None:
+    """Write a log under a temporary name, then give it its own."""
+    temporary = path.with_suffix(".log.new")
+    file = disk.create(temporary)
     try:
-        for block in history.commits(segment):
-            disk.write(file, block.data, 0, block.offset)
-            if result is not None:
-                result.end, result.next = block.offset + len(block.data), block.next
+        disk.write(file, data, 0, 0)
+    except BaseException:
+        disk.remove(temporary)
+        raise
     finally:
         disk.close(file)
-    return path
+    if not path.exists():
+        undo.append(functools.partial(disk.remove, path))
+    disk.rename(temporary, path)
 
 
-def _install(fetched: Path, path: Path, same: bool, disk: Disk, result: Refilled) -> None:
-    """Give a log its name. If the same one exists already, its bytes are changed in place, because it may be mapped."""
-    if not same:
-        disk.rename(fetched, path)
-        result.copied.append(path.name)
-        return
-    source, target = disk.open(fetched), disk.open(path)
-    try:
-        at, changed = 0, False
-        while data := os.pread(source, PIECE_BYTES, at):
-            if os.pread(target, len(data), at) != data:
-                disk.write(target, data, 0, at)
-                changed = True
-            at += len(data)
-        if _wipe(target, at) or changed:
-            result.copied.append(path.name)
-    finally:
-        disk.close(source)
-        disk.close(target)
-    disk.remove(fetched)
+def _write_into(path: Path, file: int, data: bytes, disk: Disk, undo: list[Callable[[], None]]) -> bool:
+    """Change those bytes of a log that differ, and zero what follows; returns whether anything was changed. What it
+    lacks at its end is written first, because only that needs room.
+    """
+    size = os.fstat(file).st_size
+    changed = size < len(data)
+    if changed:
+        undo.append(functools.partial(os.truncate, path, size))  # no reader has seen what is past that
+        disk.write(file, data[size:], 0, size)
+    for at in range(0, min(size, len(data)), PIECE_BYTES):
+        piece = data[at : min(at + PIECE_BYTES, size)]
+        if os.pread(file, len(piece), at) != piece:
+            disk.write(file, piece, 0, at)
+            changed = True
+    return _wipe(file, len(data)) or changed
 
 
 def _wipe(file: int, end: int) -> bool:
@@ -437,6 +608,21 @@ def same_boot(directory: Path) -> bool:
     written.
     """
     return _noted_boot(directory) == _boot_id()
+
+
+def _note_boot(directory: Path, disk: Disk) -> None:
+    """Note under which boot the directory was written. A note that is there already is changed in place, which needs no
+    room: one that is torn matches no boot.
+    """
+    noted, now = _noted_boot(directory), _boot_id()
+    if len(noted) != len(now):
+        disk.write_file(directory / BOOT_NAME, now)
+    elif noted != now:
+        file = disk.open(directory / BOOT_NAME)
+        try:
+            disk.write(file, now, 0, 0)
+        finally:
+            disk.close(file)
 
 
 def _boot_id() -> bytes:

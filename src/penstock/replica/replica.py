@@ -90,8 +90,9 @@ class Replica:
                 # if this fails, retention does it later
                 with contextlib.suppress(PenstockError, UnansweredError, ConnectionError):
                     self.blocks.purge(history.segments[0].begin)
-        if directory.copied:
-            log.info("%s: %d segments taken from %s", self.directory, len(directory.copied), self.blocks.name)
+        taken = len(set(directory.copied) - set(directory.damaged))  # those that were damaged were told one by one
+        if taken:
+            log.info("%s: %d segment%s taken from %s", self.directory, taken, "s"[: taken - 1], self.blocks.name)
         writers = Writers(self.directory)
         epoch = max(_epoch(history.last), writers.epoch) + 1
         writer = writers.begin(epoch)
