@@ -232,6 +232,31 @@ def test_what_came_out_of_order_is_given_back_in_order(server: Server) -> None:
         assert [int(bytes(message)) for message in read(subscriber, 20)] == list(range(20))
 
 
+@pytest.mark.parametrize("fetch", [256, 7])
+def test_many_short_readers_one_after_the_other_read_in_order(
+    server: Server, fetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much of what was given back a reader had fetched when it left. What was acknowledged comes once."""
+    monkeypatch.setattr("penstock.nats.subscribing.FETCH", fetch)
+    name = f"SHORT{fetch}"
+    server.make_stream(name, [f"{name}.>"])
+    with penstock.publisher(server.address(f"{name}.a", "?jetstream=true")) as publisher:
+        publisher.publish_many([b"%d" % number for number in range(300)])
+    where = server.address(f"{name}.a", f"?stream={name}&durable=d")
+    found = []
+    for reader in range(100):
+        if reader % 10 == 5:  # its message is the next one's
+            with pytest.raises(ZeroDivisionError), penstock.subscriber(where) as subscriber:
+                assert int(bytes(subscriber.receive(LONG))) == len(found)
+                raise ZeroDivisionError
+        with penstock.subscriber(where) as subscriber:
+            found += [int(bytes(subscriber.receive(LONG))) for _ in range(3)]
+    assert found == list(range(300))
+    with penstock.subscriber(where) as subscriber, penstock.publisher(server.address(f"{name}.a")) as publisher:
+        publisher.publish(b"300")
+        assert bytes(subscriber.receive(LONG)) == b"300", "all others were acknowledged"
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_reader_that_leaves_gives_back_what_is_not_done(server: Server, fails: bool) -> None:
     """The next one has it at once and in order, not after the consumer's ack wait."""
