@@ -27,7 +27,7 @@ from penstock._core import Counters, Message
 from penstock.channel import Deadline, Ledger
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.nats.connection import Access, Connection, check_subject, properties_of
-from penstock.topics import overlap
+from penstock.topics import covers, overlap
 
 MAX_WAITING, MAX_WAITING_BYTES = 65_536, 64 << 20
 FETCH, FETCH_S = 256, 1.0
@@ -108,18 +108,44 @@ class Subscriber(channel.Subscriber):
 
     async def _open_consumer(self, stream: str, durable: str) -> str:
         """The name of the stream's consumer, which is made where it is not there."""
-        from nats.js.api import ConsumerConfig, DeliverPolicy
-        from nats.js.errors import NotFoundError
+        from nats.errors import NoRespondersError
+        from nats.js.errors import NotFoundError, ServiceUnavailableError
 
+        place = self._connection.access.place
         jetstream = self._connection.client.jetstream(timeout=self._connection.access.timeout)
-        if durable:
-            with contextlib.suppress(NotFoundError):
-                self._returned = (await jetstream.consumer_info(stream, durable)).num_ack_pending or 0
-                return durable
         try:
-            config = (await jetstream.stream_info(stream)).config
+            if durable:
+                with contextlib.suppress(NotFoundError):
+                    known = await jetstream.consumer_info(stream, durable)
+                    await self._refuse_other(jetstream, known)
+                    self._returned = known.num_ack_pending or 0
+                    return durable
+            return await self._make_consumer(jetstream, stream, durable)
         except NotFoundError:
-            raise RefusedError(f"nats://{self._connection.access.place} has no stream {stream}") from None
+            raise RefusedError(f"nats://{place} has no stream {stream}") from None
+        except (NoRespondersError, ServiceUnavailableError) as error:
+            if said := getattr(error, "description", None):
+                raise RefusedError(f"nats://{place} does not give stream {stream}: {said}") from None
+            hint = "start it with -js, or read without stream="
+            raise RefusedError(f"nats://{place} has no JetStream, so no stream {stream}: {hint}") from None
+
+    async def _refuse_other(self, jetstream: Any, known: Any) -> None:
+        """A durable that exists already may give this reader other messages than those of its subject."""
+        name, consumer = f"durable {known.name} of stream {known.stream_name}", known.config
+        if consumer.deliver_subject:
+            raise RefusedError(f"{name} is a push consumer, which cannot be read like this: take another name")
+        if filters := [consumer.filter_subject] if consumer.filter_subject else consumer.filter_subjects or []:
+            if filters != [self.subject]:
+                raise RefusedError(f"{name} reads {', '.join(filters)}, not {self.subject}: take another name")
+        elif self.subject != ">":
+            every = (await jetstream.stream_info(known.stream_name)).config.subjects or [">"]  # a mirror names none
+            if not all(covers(self.subject, taken) for taken in every):
+                raise RefusedError(f"{name} reads every subject, not {self.subject} alone: take another name")
+
+    async def _make_consumer(self, jetstream: Any, stream: str, durable: str) -> str:
+        from nats.js.api import ConsumerConfig, DeliverPolicy
+
+        config = (await jetstream.stream_info(stream)).config
         elsewhere = config.sources or config.mirror or config.subject_transform  # its messages have other subjects
         if not elsewhere and not any(overlap(self.subject, taken) for taken in config.subjects or ()):
             taken = ", ".join(config.subjects or ())
