@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -281,6 +282,31 @@ def test_a_broker_whose_place_was_taken_does_not_call_it_damage(
         thread.join(LONG)
     assert [error.errno for error in errors] == [errno.ESTALE]
     assert not [record for record in caplog.records if record.levelname == "CRITICAL"]
+
+
+def test_who_publishes_to_a_group_whose_broker_was_fenced_is_told_its_members(
+    tmp_path: Path, free_ports: list[int]
+) -> None:
+    log = FakeStream()
+    with replicated_server(tmp_path / "a", FakeBlocks(log)) as first:
+
+        def run() -> None:
+            with contextlib.suppress(OSError):
+                first.run()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        with penstock.publisher(
+            f"broker://127.0.0.1:{first.port},127.0.0.1:{free_ports[1]}/t", timeout=LONG
+        ) as publisher:
+            publisher.publish(b"one")
+            opened(tmp_path / "b", log).close()  # another broker, which does not listen
+            with Client(port=first.port, reconnect=False) as client, pytest.raises((ClosedError, RefusedError)):
+                client.publish("t", b"of another one")
+            thread.join(LONG)
+            said = f"none of 127.0.0.1:{first.port}, 127.0.0.1:{free_ports[1]} leads at the moment"
+            with pytest.raises(TimeoutError, match=said):
+                publisher.publish(b"two", timeout=3.0)
 
 
 def test_a_standby_that_could_never_lead_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -305,7 +305,12 @@ class Copying:
             return ""
         if scan["damage"] or (self._words is not None and scan["next_position"] < durable):
             return "was damaged"
-        return "had bytes after its end" if scan["tail_bytes"] and not scan["open_group"] else ""
+        if not scan["tail_bytes"] or scan["open_group"]:
+            return ""
+        tail = data[scan["end"] :]
+        if tail[:UNDONE_BYTES] == bytes(UNDONE_BYTES):
+            return "ended with a write that was broken off, as by a full disk, and never confirmed"
+        return "had bytes after its end"
 
     def _is_same(self, name: tuple[int, int], data: bytes, fetched: bytes) -> bool:
         """Whether a log has everything that it must have, and nothing that the stream's log does not have."""
