@@ -31,16 +31,17 @@ LONG = 60.0
 
 
 class Server:
-    """A nats-server with JetStream on loopback."""
+    """A nats-server on loopback, with JetStream if there is a directory for it."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(self, directory: Path | None, *options: str) -> None:
         from penstock.replica.cluster import server_program
 
         with contextlib.closing(socket.socket()) as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [server_program(), "-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(directory)]
-        self._command = [*command, *options]
+        self._command = [server_program(), "-a", "127.0.0.1", "-p", str(self.port), *options]
+        if directory is not None:
+            self._command += ["-js", "-sd", str(directory)]
         self.start()
 
     def start(self) -> None:
@@ -62,7 +63,7 @@ class Server:
     def address(self, subject: str, options: str = "") -> str:
         return f"nats://127.0.0.1:{self.port}/{subject}{options}"
 
-    def make_stream(self, name: str, subjects: list[str], reader_that_waits_s: float = 0.0) -> None:
+    def make_stream(self, name: str, subjects: list[str], reader_that_waits_s: float = 0.0, **reader: Any) -> None:
         import asyncio
 
         import nats
@@ -71,7 +72,9 @@ class Server:
             client = await nats.connect(f"nats://127.0.0.1:{self.port}")
             await client.jetstream().add_stream(name=name, subjects=subjects)
             if reader_that_waits_s:
-                await client.jetstream().add_consumer(name, durable_name="reader", ack_wait=reader_that_waits_s)
+                reader["ack_wait"] = reader_that_waits_s
+            if reader:
+                await client.jetstream().add_consumer(name, durable_name="reader", **reader)
             await client.close()
 
         asyncio.run(make())
@@ -230,6 +233,31 @@ def test_what_came_out_of_order_is_given_back_in_order(server: Server) -> None:
         held._waiting.rotate(7)
     with penstock.subscriber(where) as subscriber:
         assert [int(bytes(message)) for message in read(subscriber, 20)] == list(range(20))
+
+
+@pytest.mark.parametrize("fetch", [256, 7])
+def test_many_short_readers_one_after_the_other_read_in_order(
+    server: Server, fetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much of what was given back a reader had fetched when it left. What was acknowledged comes once."""
+    monkeypatch.setattr("penstock.nats.subscribing.FETCH", fetch)
+    name = f"SHORT{fetch}"
+    server.make_stream(name, [f"{name}.>"])
+    with penstock.publisher(server.address(f"{name}.a", "?jetstream=true")) as publisher:
+        publisher.publish_many([b"%d" % number for number in range(300)])
+    where = server.address(f"{name}.a", f"?stream={name}&durable=d")
+    found = []
+    for reader in range(100):
+        if reader % 10 == 5:  # its message is the next one's
+            with pytest.raises(ZeroDivisionError), penstock.subscriber(where) as subscriber:
+                assert int(bytes(subscriber.receive(LONG))) == len(found)
+                raise ZeroDivisionError
+        with penstock.subscriber(where) as subscriber:
+            found += [int(bytes(subscriber.receive(LONG))) for _ in range(3)]
+    assert found == list(range(300))
+    with penstock.subscriber(where) as subscriber, penstock.publisher(server.address(f"{name}.a")) as publisher:
+        publisher.publish(b"300")
+        assert bytes(subscriber.receive(LONG)) == b"300", "all others were acknowledged"
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -392,6 +420,55 @@ def test_what_cannot_be_is_refused(server: Server, tmp_path: Path) -> None:
         publisher.publish(b"the second one is there")
         with pytest.raises(TypeError, match="encode it first"):
             publisher.publish("text")  # type: ignore[arg-type]
+
+
+def test_a_server_without_jetstream_is_told_at_once() -> None:
+    plain = Server(None)
+    try:
+        for options in ("?stream=s", "?stream=s&durable=d"):
+            with pytest.raises(RefusedError, match=r"^nats://\S+ has no JetStream, so no stream s: [^\n]+$"):
+                penstock.subscriber(plain.address("a", options), timeout=1000 * LONG)
+    finally:
+        plain.end()
+
+
+@pytest.mark.parametrize(
+    ("reader", "told"),
+    [
+        ({"filter_subject": "%s.b"}, r"reads %s\.b, not %s\.a: take another name"),
+        ({"filter_subject": "%s.*"}, r"reads %s\.\*, not %s\.a: take another name"),
+        ({"filter_subjects": ["%s.a", "%s.b"]}, r"reads %s\.a, %s\.b, not %s\.a: take another name"),
+        ({"ack_wait": 30.0}, r"reads every subject, not %s\.a alone: take another name"),
+        ({"deliver_subject": "elsewhere"}, "is a push consumer, which cannot be read like this: take another name"),
+    ],
+)
+def test_a_durable_of_another_subject_is_refused(
+    server: Server, reader: dict[str, Any], told: str, request: pytest.FixtureRequest
+) -> None:
+    name = f"filtered{abs(hash(request.node.name))}"
+
+    def named(value: Any) -> Any:
+        return [named(each) for each in value] if isinstance(value, list) else str(value).replace("%s", name)
+
+    server.make_stream(name, [f"{name}.*"], **{
+        key: value if isinstance(value, float) else named(value) for key, value in reader.items()
+    })  # fmt: skip
+    said = f"^durable reader of stream {name} {named(told)}$"
+    with pytest.raises(RefusedError, match=said):
+        penstock.subscriber(server.address(f"{name}.a", f"?stream={name}&durable=reader"), timeout=1000 * LONG)
+
+
+def test_a_durable_of_the_same_subject_is_read(server: Server) -> None:
+    server.make_stream("same", ["same.*"], filter_subject="same.a")
+    server.make_stream("every", ["every.*"], ack_wait=30.0)  # without a filter
+    for subject in ("same.a", "every.*", "every.>", ">"):
+        stream = "same" if subject == "same.a" else "every"
+        with (
+            penstock.subscriber(server.address(subject, f"?stream={stream}&durable=reader")) as subscriber,
+            penstock.publisher(server.address(f"{stream}.a", "?jetstream=true")) as publisher,
+        ):
+            publisher.publish(subject.encode())
+            assert bytes(subscriber.receive(LONG)) == subject.encode()
 
 
 @pytest.mark.parametrize(("options", "login", "query"), [

@@ -406,6 +406,23 @@ def test_what_it_could_not_write_on_a_full_disk_is_nobody_elses(
     assert not verify(small / "f")
 
 
+def test_what_a_leader_could_not_write_on_a_full_disk_is_called_so(
+    small: Path, stream: FakeStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the directory of a broker that led, and follows now: the stream never had it."""
+    disk = Replica(small / "a", FakeBlocks(stream)).disk()
+    with Journal(small / "a", disk=disk) as journal:
+        with pytest.raises(OSError, match="not written"):
+            for _ in range(1000):
+                journal.append("t", os.urandom(100_000))
+        kept = contents(journal)
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small)], check=True)
+    with Follower(small / "a", FakeBlocks(stream)), Journal(small / "a", mode="read") as reader:
+        assert contents(reader) == kept
+    assert "ended with a write that was broken off, as by a full disk" in caplog.text
+    assert "after its end" not in caplog.text
+
+
 def test_what_cannot_be_followed_is_said(tmp_path: Path, stream: FakeStream) -> None:
     with pytest.raises(StateError, match="start its broker first"):
         Follower(tmp_path / "b", FakeBlocks(stream))

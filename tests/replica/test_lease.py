@@ -130,6 +130,7 @@ def test_an_end_does_not_wait_for_a_cluster_that_does_not_answer(stream: FakeStr
 
 def test_never_two_by_anybodys_clock(stream: FakeStream, seed: int) -> None:
     """Steps of several brokers in random order, with answers and blocks lost, late, and clocks that go on meanwhile."""
+    claims = 0
     for case in range(200):
         chance = random.Random(seed + case)
         stream, clock = FakeStream(), Clock()
@@ -146,13 +147,56 @@ def test_never_two_by_anybodys_clock(stream: FakeStream, seed: int) -> None:
                 if was and chance.random() < 0.05:
                     one.release()
                 elif was:
-                    one.renew()
+                    one.renew(offered=chance.random() < 0.2)
+                elif one.offered and chance.random() < 0.5:
+                    claims += one.claim()
                 else:
                     terms += one.take()
             except (PenstockError, OSError):
                 pass
             assert sum(each.held for each in all_of_them) <= 1, f"--seed {seed}, case {case}"
         assert terms > 1
+    assert claims > 200
+
+
+def test_a_place_that_is_offered_is_claimed_and_had_when_the_lease_has_ended(stream: FakeStream) -> None:
+    clock = Clock()
+    first, second, third = (lease(stream, clock, f"{name}:1") for name in "abc")
+    assert first.take() and not second.take()
+    assert not second.offered and not second.claim()
+    clock.now = 0.5
+    assert first.renew(offered=True) and first.held and not first.offered, "it leads on"
+    assert not second.take() and second.offered and second.claim()
+    assert not second.held and not second.take(), "the first one may not know yet"
+    assert not third.take() and not third.offered and not third.claim(), "the second one comes next"
+    assert not first.renew() and not first.held
+    clock.now = 1.5
+    assert not second.take(), "it claims on"
+    clock.now = 0.5 + MARGIN + 0.2
+    assert not first.take() and not third.take() and not first.offered, "they count from the last claim"
+    assert second.take() and second.held
+    assert not first.take() and not third.take()
+
+
+@pytest.mark.parametrize("lands", [False, True])
+def test_a_claim_without_an_answer_is_no_lease(stream: FakeStream, lands: bool) -> None:
+    clock = Clock()
+    blocks = FakeBlocks(stream)
+    first, second = lease(stream, clock), Lease(blocks, "b:2", 1.0, clock=clock)
+    assert first.take() and first.renew(offered=True) and not second.take()
+    original = blocks.append
+
+    def append(data: bytes, after: int, identity: str) -> None:
+        if lands:
+            original(data, after, identity)
+        raise UnansweredError("lost")
+
+    blocks.append = append  # type: ignore[method-assign]
+    with pytest.raises(UnansweredError):
+        second.claim()
+    blocks.append = original  # type: ignore[method-assign]
+    assert not second.take() and first.held and not second.held
+    assert first.renew() is not lands
 
 
 def test_a_thread_renews_it_and_tells_when_it_is_lost(stream: FakeStream) -> None:

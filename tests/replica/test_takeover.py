@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,13 +35,21 @@ from .fake_blocks import FakeBlocks, FakeStream
 from .test_refill import opened
 
 
+class CountedBlocks(FakeBlocks):
+    asked = 0
+
+    def bounds(self) -> Bounds:
+        self.asked += 1
+        return super().bounds()
+
+
 class Member:
     """One broker of a group, in a thread."""
 
-    def __init__(self, directory: Path, log: FakeStream, leases: FakeStream, port: int) -> None:
-        self.blocks, self.lease_blocks = FakeBlocks(log), FakeBlocks(leases)
+    def __init__(self, directory: Path, log: FakeStream, leases: FakeStream, port: int, lease_s: float = 1.0) -> None:
+        self.blocks, self.lease_blocks = FakeBlocks(log), CountedBlocks(leases)
         self.port = port
-        self.lease = Lease(self.lease_blocks, f"127.0.0.1:{port}", 1.0)
+        self.lease = Lease(self.lease_blocks, f"127.0.0.1:{port}", lease_s)
         self.server: Server | None = None
         self.turns = Turns(directory, self.blocks, self.lease, self._serve, self._leading, 1.0)  # type: ignore[arg-type]
         self.thread = threading.Thread(target=self.turns.run, daemon=True)
@@ -146,6 +156,94 @@ def test_a_leader_that_ends_gives_the_lead_back(group: list[Member]) -> None:
     assert read_all(group, 2) == [b"one", b"two"]
 
 
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A partition of 16 MB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], capture_output=True)
+    if made.returncode:
+        pytest.skip("mounting needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(client: Client) -> int:
+    """Publish until the leader's disk is full; returns how many were stored."""
+    count = 0
+    with pytest.raises(RefusedError, match="the disk is full"):
+        while count < 10_000:
+            client.publish("t", bytes(20_000))
+            count += 1
+    return count
+
+
+def test_a_leader_whose_disk_is_full_makes_way_for_one_with_room(
+    tmp_path: Path, small: Path, free_ports: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    log, leases = FakeStream(), FakeStream()
+    members = [Member(small / "first", log, leases, free_ports[0], 2.0)]
+    try:
+        first = members[0]
+        until(lambda: first.leads, "the first one leads")
+        with Client(port=first.port, timeout=LONG) as client:
+            client.queue("q", topics="t")
+            count = fill(client)
+            until(lambda: "may take the lead" in caplog.text, "it offers the lead")
+            before = leases.last
+            until(lambda: leases.last > before + 3, "nobody is there who takes it")
+            assert first.leads, "it is alone"
+            client.ping()
+        members.append(Member(tmp_path / "second", log, leases, free_ports[1], 2.0))
+        second = members[1]
+        until(lambda: second.leads, "the second one leads")
+        with client_of(members) as client:
+            client.publish("t", b"there is room")
+            before = leases.last
+            until(lambda: leases.last > before + 12, "renewals")  # for two leases
+            assert second.leads and not first.leads, "it does not come back while its disk is full"
+        found = read_all(members, count + 1)
+        assert found == [bytes(20_000)] * count + [b"there is room"]
+        said = f"the disk of {small}/first is full, and another broker has room"
+        until(lambda: said in caplog.text, "the first one says why")
+        until(lambda: f"standing by: [Errno {errno.ENOSPC}]" in caplog.text, "it cannot follow either")
+        second.end()
+        looks = first.lease_blocks.asked
+        until(lambda: first.lease_blocks.asked > looks + 6, "it sees that nobody leads")
+        assert first.thread.is_alive() and not first.leads, "it could not open its journal"
+    finally:
+        for member in members:
+            member.end()
+
+
+def test_of_two_leaders_whose_disks_are_full_one_leads_on(
+    tmp_path: Path,
+    small: Path,
+    free_ports: list[int],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.replica.standby.has_room", lambda directory: False)
+    log, leases = FakeStream(), FakeStream()
+    members = [Member(small / "first", log, leases, free_ports[0], 2.0)]
+    try:
+        first = members[0]
+        until(lambda: first.leads, "the first one leads")
+        members.append(Member(tmp_path / "second", log, leases, free_ports[1], 2.0))
+        with Client(port=first.port, timeout=LONG) as client:
+            client.queue("q", topics="t")
+            fill(client)
+        with Client(port=first.port, timeout=LONG, reconnect=False) as client:
+            until(lambda: "may take the lead" in caplog.text, "it offers the lead")
+            before = leases.last
+            until(lambda: leases.last > before + 12, "renewals")  # for two leases
+            assert first.leads and not members[1].leads
+            client.ping()  # by the same connection
+    finally:
+        for member in members:
+            member.end()
+
+
 def test_a_leader_whose_lease_has_ended_hands_nothing_out(tmp_path: Path) -> None:
     leads = True
     with Server(tmp_path, 0, leads=lambda: leads) as server:
@@ -184,6 +282,31 @@ def test_a_broker_whose_place_was_taken_does_not_call_it_damage(
         thread.join(LONG)
     assert [error.errno for error in errors] == [errno.ESTALE]
     assert not [record for record in caplog.records if record.levelname == "CRITICAL"]
+
+
+def test_who_publishes_to_a_group_whose_broker_was_fenced_is_told_its_members(
+    tmp_path: Path, free_ports: list[int]
+) -> None:
+    log = FakeStream()
+    with replicated_server(tmp_path / "a", FakeBlocks(log)) as first:
+
+        def run() -> None:
+            with contextlib.suppress(OSError):
+                first.run()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        with penstock.publisher(
+            f"broker://127.0.0.1:{first.port},127.0.0.1:{free_ports[1]}/t", timeout=LONG
+        ) as publisher:
+            publisher.publish(b"one")
+            opened(tmp_path / "b", log).close()  # another broker, which does not listen
+            with Client(port=first.port, reconnect=False) as client, pytest.raises((ClosedError, RefusedError)):
+                client.publish("t", b"of another one")
+            thread.join(LONG)
+            said = f"none of 127.0.0.1:{first.port}, 127.0.0.1:{free_ports[1]} leads at the moment"
+            with pytest.raises(TimeoutError, match=said):
+                publisher.publish(b"two", timeout=3.0)
 
 
 def test_a_standby_that_could_never_lead_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

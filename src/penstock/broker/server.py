@@ -146,6 +146,7 @@ class Server:
         self._started = time.time()
         self.commits = 0
         self.failures = 0  # commits that failed
+        self.full_since = 0.0  # since when messages found the disk full (monotonic); 0: the last ones were stored
         self._unfinished: Unfinished[Connection] = Unfinished()
         self.internal_errors = 0  # unexpected errors
         self._not_before: dict[str, float] = {}  # by step of the loop that failed: when it is tried again
@@ -452,8 +453,11 @@ class Server:
         begins = large is not None and not large.begun
         confirm = broker.dirty and any(connection.session.confirms for connection in self._touched)
         if broker.staged_anything or confirm or broker.lazy_due() or (begins and broker.dirty):
+            messages = broker.staged_bytes > 0
             broker.commit()
             self.commits += 1
+            if messages:
+                self.full_since = 0.0
         if begins:
             broker.begin_large()
         elif large is not None:
@@ -480,6 +484,8 @@ class Server:
             log.error("nothing can be stored now: %s", error)
         self.failures += 1  # count after logging: who sees the count finds the line in the log
         self.broker.wants_room = self.broker.wants_room or full
+        if full:
+            self.full_since = self.full_since or now
         text = f"nothing was stored: {'the disk is full' if full else error.strerror or error}"
         code = "full" if full else "unavailable"
         if in_parts:  # no reader has seen the parts that are on disk; opening again removes them

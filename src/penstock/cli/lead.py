@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ class Turns:
         self._stopped = False
         self._replica: Replica | None = None
         self._server: Server | None = None
+        self._offered = False  # the lead, because the disk is full
 
     def stop(self, *_: object) -> None:
         """End for good. Any thread, any signal handler."""
@@ -78,7 +80,8 @@ class Turns:
         from penstock.replica import Replica
 
         replica = self._replica = Replica(self._directory, self._blocks)
-        self._lease.keep(self._lost)  # before the log is read, which may take longer than a lease
+        self._offered = False
+        self._lease.keep(self._lost, self._offers)  # before the log is read, which may take longer than a lease
         try:
             server = self._server = self._serve(replica, lambda: self._lease.held)
             if self._stopped:
@@ -91,7 +94,21 @@ class Turns:
             fault = replica.fault or error
             log.warning("%s", fault.strerror or fault)
         if not self._stopped:
-            log.warning("this broker does not lead any more")
+            why = f": the disk of {self._directory} is full, and another broker has room" if self._offered else ""
+            log.warning("this broker does not lead any more%s", why)
+
+    def _offers(self) -> bool:
+        """Whether another broker should lead, if there is one with room: this one's disk has been full for a lease."""
+        from penstock.replica.standby import has_room
+
+        server = self._server
+        since = 0.0 if server is None else server.full_since
+        offered = since > 0.0 and time.monotonic() - since > self._lease.lease_s and not has_room(self._directory)
+        if offered != self._offered:
+            self._offered = offered
+            full = f"the disk of {self._directory} is full: a standby broker with room may take the lead"
+            log.warning("%s", full if offered else f"the disk of {self._directory} has room again")
+        return offered
 
     def _lost(self) -> None:
         """The lease has ended: end all waits."""

@@ -2,7 +2,9 @@
 
 Core NATS: messages that find the buffer full are dropped and counted, as the protocol knows no back-pressure.
 JetStream: as many are fetched as there is room for, and those that were read are acknowledged with the next read, or by
-``close`` when the block was left without an error; ``close`` gives the others back. Any thread.
+``close`` when the block was left without an error; ``close`` gives the others back. A server redelivers what was given
+back first, but in the order of giving back: the next reader fetches all of that and sorts it before it hands anything
+out. Any thread.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from penstock import channel
@@ -24,7 +27,7 @@ from penstock._core import Counters, Message
 from penstock.channel import Deadline, Ledger
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.nats.connection import Access, Connection, check_subject, properties_of
-from penstock.topics import overlap
+from penstock.topics import covers, overlap
 
 MAX_WAITING, MAX_WAITING_BYTES = 65_536, 64 << 20
 FETCH, FETCH_S = 256, 1.0
@@ -78,6 +81,8 @@ class Subscriber(channel.Subscriber):
         self._failed = False  # the block was left by an error
         self._jetstream = bool(stream)
         self._refused = ""  # why the last request for messages was
+        self._returned = 0  # messages of the consumer that were not acknowledged when this reader came
+        self._gathered: list[Any] | None = None  # those of them that were fetched, until all are here
         try:
             self._connection = Connection(access)
             try:
@@ -103,18 +108,44 @@ class Subscriber(channel.Subscriber):
 
     async def _open_consumer(self, stream: str, durable: str) -> str:
         """The name of the stream's consumer, which is made where it is not there."""
-        from nats.js.api import ConsumerConfig, DeliverPolicy
-        from nats.js.errors import NotFoundError
+        from nats.errors import NoRespondersError
+        from nats.js.errors import NotFoundError, ServiceUnavailableError
 
+        place = self._connection.access.place
         jetstream = self._connection.client.jetstream(timeout=self._connection.access.timeout)
-        if durable:
-            with contextlib.suppress(NotFoundError):
-                await jetstream.consumer_info(stream, durable)
-                return durable
         try:
-            config = (await jetstream.stream_info(stream)).config
+            if durable:
+                with contextlib.suppress(NotFoundError):
+                    known = await jetstream.consumer_info(stream, durable)
+                    await self._refuse_other(jetstream, known)
+                    self._returned = known.num_ack_pending or 0
+                    return durable
+            return await self._make_consumer(jetstream, stream, durable)
         except NotFoundError:
-            raise RefusedError(f"nats://{self._connection.access.place} has no stream {stream}") from None
+            raise RefusedError(f"nats://{place} has no stream {stream}") from None
+        except (NoRespondersError, ServiceUnavailableError) as error:
+            if said := getattr(error, "description", None):
+                raise RefusedError(f"nats://{place} does not give stream {stream}: {said}") from None
+            hint = "start it with -js, or read without stream="
+            raise RefusedError(f"nats://{place} has no JetStream, so no stream {stream}: {hint}") from None
+
+    async def _refuse_other(self, jetstream: Any, known: Any) -> None:
+        """A durable that exists already may give this reader other messages than those of its subject."""
+        name, consumer = f"durable {known.name} of stream {known.stream_name}", known.config
+        if consumer.deliver_subject:
+            raise RefusedError(f"{name} is a push consumer, which cannot be read like this: take another name")
+        if filters := [consumer.filter_subject] if consumer.filter_subject else consumer.filter_subjects or []:
+            if filters != [self.subject]:
+                raise RefusedError(f"{name} reads {', '.join(filters)}, not {self.subject}: take another name")
+        elif self.subject != ">":
+            every = (await jetstream.stream_info(known.stream_name)).config.subjects or [">"]  # a mirror names none
+            if not all(covers(self.subject, taken) for taken in every):
+                raise RefusedError(f"{name} reads every subject, not {self.subject} alone: take another name")
+
+    async def _make_consumer(self, jetstream: Any, stream: str, durable: str) -> str:
+        from nats.js.api import ConsumerConfig, DeliverPolicy
+
+        config = (await jetstream.stream_info(stream)).config
         elsewhere = config.sources or config.mirror or config.subject_transform  # its messages have other subjects
         if not elsewhere and not any(overlap(self.subject, taken) for taken in config.subjects or ()):
             taken = ", ".join(config.subjects or ())
@@ -130,24 +161,50 @@ class Subscriber(channel.Subscriber):
         """Ask for messages while there is room for them, one request at a time."""
         from nats.errors import ConnectionClosedError
 
-        for number in itertools.count():
-            while (room := MAX_WAITING - len(self._waiting)) <= 0 or self._bytes > MAX_WAITING_BYTES:
-                await asyncio.sleep(0.01)
-            self._request, self._due, self._over = f"{self._inbox}.{number}", min(FETCH, room), asyncio.Event()
-            question = {"batch": self._due, "expires": int(FETCH_S * 1e9)}
-            try:
-                await self._connection.client.publish(subject, json.dumps(question).encode(), reply=self._request)
-                await asyncio.wait_for(self._over.wait(), 2 * FETCH_S)  # it may be lost with a connection
-            except TimeoutError:
-                continue
-            except ConnectionClosedError:
-                return
-            except Exception as error:
-                self._refused = str(error) or type(error).__name__
-            if self._refused:  # the stream may have been deleted, or the servers are choosing a leader
-                await self._connection.note_error(RefusedError(self._refused))
-                self._refused = ""
-                await asyncio.sleep(RETRY_S)
+        with contextlib.suppress(ConnectionClosedError):
+            numbers = itertools.count()
+            if self._returned:
+                await self._gather(subject, numbers)
+            for number in numbers:
+                while (room := MAX_WAITING - len(self._waiting)) <= 0 or self._bytes > MAX_WAITING_BYTES:
+                    await asyncio.sleep(0.01)
+                await self._ask(subject, number, {"batch": min(FETCH, room), "expires": int(FETCH_S * 1e9)})
+                if self._refused:  # the stream may have been deleted, or the servers are choosing a leader
+                    await self._connection.note_error(RefusedError(self._refused))
+                    self._refused = ""
+                    await asyncio.sleep(RETRY_S)
+
+    async def _gather(self, subject: str, numbers: Iterator[int]) -> None:
+        """Fetch what readers before this one gave back, all that is there at once, and let it be read in its order."""
+        self._gathered = []
+        while (missing := min(self._returned, MAX_WAITING) - len(self._gathered)) > 0:
+            if sum(len(message.data) for message in self._gathered) > MAX_WAITING_BYTES:
+                break
+            await self._ask(subject, next(numbers), {"batch": min(FETCH, missing), "no_wait": True})
+            if self._due > 0:  # there is no more, or no answer
+                break
+        self._gathered.sort(key=_sequence)
+        for message in self._gathered:
+            await self._arrived(message)
+        self._gathered = None
+
+    async def _ask(self, subject: str, number: int, question: dict[str, Any]) -> None:
+        """Send one request for messages and wait for its end, while messages of it arrive."""
+        from nats.errors import ConnectionClosedError
+
+        self._request, self._due, self._over = f"{self._inbox}.{number}", question["batch"], asyncio.Event()
+        try:
+            await self._connection.client.publish(subject, json.dumps(question).encode(), reply=self._request)
+            due = -1
+            while due != self._due:  # it may be lost with a connection
+                due = self._due
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._over.wait(), 2 * FETCH_S)
+                    return
+        except ConnectionClosedError:
+            raise
+        except Exception as error:
+            self._refused = str(error) or type(error).__name__
 
     async def _answered(self, message: Any) -> None:
         """A message that was asked for, or what ends a request: its time is over, or it is refused."""
@@ -159,7 +216,10 @@ class Subscriber(channel.Subscriber):
                     self._refused = f"the consumer of {self._consumer[0]}: {said} ({status})"
                 self._over.set()
             return
-        await self._arrived(message)
+        if self._gathered is None:
+            await self._arrived(message)
+        else:
+            self._gathered.append(message)
         self._due -= 1
         if self._due <= 0:
             self._over.set()
@@ -255,11 +315,11 @@ class Subscriber(channel.Subscriber):
         self._pulling.cancel()
         await self._pulled.drain()  # what the server has sent up to now is waiting here then
         with self._lock:
-            left = [*self._unacknowledged, *(message.source for message in self._waiting)]
+            left = [*self._unacknowledged, *(message.source for message in self._waiting), *(self._gathered or ())]
         if left:  # asked for this, the server forgets our last request, for which it would put the first one last
             with contextlib.suppress(Exception):  # the order alone would suffer
                 await self._connection.client.jetstream(timeout=1.0).consumer_info(*self._consumer)
-        left.sort(key=lambda message: message.metadata.sequence.stream)  # in which the next reader gets them
+        left.sort(key=_sequence)
         for message in left[:-1]:
             await message.nak()
         if left:  # the server does them one by one and answers the last: before, the next reader would get newer ones
@@ -312,6 +372,11 @@ class Subscriber(channel.Subscriber):
                 self._final = self.ledger
                 self._counters.close()
                 os.close(self._ready)
+
+
+def _sequence(message: Any) -> int:
+    """Of a message in its stream."""
+    return int(message.metadata.sequence.stream)
 
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -6,6 +6,10 @@ from before it sent the block, a standby from when it saw it: so the old lease h
 whatever the clocks of the machines say, as long as they run at the same speed (within ``MARGIN``). How long a lease
 lasts stands in it, so all go by the leader's.
 
+A leader that cannot do its work (its disk is full) offers its place in the lease, and leads on. A standby that can do
+it claims the place by a block of its own: the leader cannot renew after that, and the claim becomes a lease when that
+of the leader has ended, as if it had not been renewed. Where nobody claims, nothing changes.
+
 ``held`` may be asked by any thread; everything else is for one thread at a time.
 """
 
@@ -18,7 +22,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.replica.stream import Blocks, WrongLastError
@@ -38,10 +42,12 @@ class Holder:
     writer: str
     address: str
     lease_s: float = 0.0  #: 0: not told
+    offered: bool = False  #: it leads, and another one should
 
     def encode(self) -> bytes:
         """As JSON, readable for people who inspect the stream."""
-        return json.dumps({"writer": self.writer, "address": self.address, "lease_s": self.lease_s}).encode()
+        fields = {"writer": self.writer, "address": self.address, "lease_s": self.lease_s}
+        return json.dumps(fields | ({"offered": True} if self.offered else {})).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Holder:
@@ -55,7 +61,8 @@ class Holder:
         length = fields.get("lease_s")
         if not isinstance(length, int | float) or not SHORTEST_S <= length <= LONGEST_S:
             length = 0.0
-        return cls(str(fields.get("writer", "")), str(fields.get("address", "somebody")), length)
+        offered = fields.get("offered") is True
+        return cls(str(fields.get("writer", "")), str(fields.get("address", "somebody")), length, offered)
 
 
 class Lease:
@@ -74,6 +81,7 @@ class Lease:
         self._last = -1  # the last block of the stream at the last look
         self._seen_at = 0.0  # when that block was first seen
         self._until = 0.0  # when our own lease ends
+        self._not_before = 0.0  # when the lease of the one has ended whose place was claimed
         self._sent = (0, 0.0)  # the last block that was sent, and when it was first sent
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -95,6 +103,8 @@ class Lease:
     @property
     def free(self) -> bool:
         """Whether the lease is free, judging by ``look``."""
+        if self._clock() < self._not_before:
+            return False
         if self.holder is None or not self.holder.address or self.holder.writer == self._me.writer:
             return self._last >= 0
         return self._clock() - self._seen_at > (self.holder.lease_s or self.lease_s) * MARGIN
@@ -102,11 +112,30 @@ class Lease:
     def take(self) -> bool:
         """Try to get the lease if it is free; returns whether this broker has it now."""
         self.look()
+        if self.holder is not None and self.holder.writer == self._me.writer and self._clock() < self._not_before:
+            self._write(self.holder, claims=True)  # else others would count from the claim, and come at the same time
+            return False
         return self.free and self._write(self._me)
 
-    def renew(self) -> bool:
+    @property
+    def offered(self) -> bool:
+        """Whether another broker has offered its place, judging by ``look``."""
+        return self.holder is not None and self.holder.offered and self.holder.writer != self._me.writer
+
+    def claim(self) -> bool:
+        """Claim the place that the holder has offered; False: it was renewed meanwhile. ``take`` gets the lease when
+        that of the holder has ended.
+        """
+        if self.holder is None or not self.offered:
+            return False
+        lease_s = self.holder.lease_s or self.lease_s
+        # Also if the answer is lost: whenever the claim is stored, the holder's last block is the one that was seen.
+        self._not_before = max(self._not_before, self._seen_at + lease_s * MARGIN)
+        return self._write(replace(self._me, lease_s=max(lease_s, self.lease_s)), claims=True)
+
+    def renew(self, *, offered: bool = False) -> bool:
         """Renew the lease. False: another broker has it, and it stays lost until ``take``."""
-        if self._write(self._me):
+        if self._write(replace(self._me, offered=offered)):
             return True
         self._until = 0.0
         return False
@@ -124,7 +153,7 @@ class Lease:
                 self._write(Holder(self._me.writer, ""))
         self._until = 0.0
 
-    def _write(self, holder: Holder) -> bool:
+    def _write(self, holder: Holder, *, claims: bool = False) -> bool:
         """Add a block after the last one that was seen; False: another broker has added one."""
         data, sequence = holder.encode(), self._last + 1
         if self._sent[0] != sequence:  # if it is sent again, the first attempt may have been stored
@@ -133,18 +162,22 @@ class Lease:
         try:
             self.blocks.append(data, self._last, f"{holder.writer}-{sequence}")
         except WrongLastError:  # it may be our own earlier block, whose answer was lost
-            if self.blocks.bounds().last != sequence or self.blocks.read(sequence) != data:
+            stored = self.blocks.read(sequence) if self.blocks.bounds().last == sequence else None
+            if stored is None or not _same(Holder.decode(stored), holder):
                 return False
         self._last, self._seen_at, self.holder = sequence, sent_at, holder
-        self._until = sent_at + self.lease_s
+        if not claims:
+            self._until = sent_at + self.lease_s
         return True
 
     # -- renewing ---------------------------------------------------------------------------------------------------
 
-    def keep(self, lost: Callable[[], None]) -> None:
-        """Renew the lease in a thread of its own until ``stop``; ``lost`` is called once when it has ended."""
+    def keep(self, lost: Callable[[], None], offers: Callable[[], bool] = lambda: False) -> None:
+        """Renew the lease in a thread of its own until ``stop``; ``lost`` is called once when it has ended. While
+        ``offers`` returns True, the place is offered to others.
+        """
         self._ended.clear()
-        self._thread = threading.Thread(target=self._keep, args=(lost,), name="penstock-lease", daemon=True)
+        self._thread = threading.Thread(target=self._keep, args=(lost, offers), name="penstock-lease", daemon=True)
         self._thread.start()
 
     def stop(self, patience_s: float | None = None) -> bool:
@@ -157,10 +190,10 @@ class Lease:
             self._thread = None
         return True
 
-    def _keep(self, lost: Callable[[], None]) -> None:
+    def _keep(self, lost: Callable[[], None], offers: Callable[[], bool]) -> None:
         while not self._ended.wait(self.lease_s / RENEWALS):
             try:
-                if not self.renew():
+                if not self.renew(offered=offers()):
                     break
             except (PenstockError, OSError) as error:
                 if not self.held:
@@ -168,3 +201,8 @@ class Lease:
                     break
         if not self._ended.is_set():
             lost()
+
+
+def _same(one: Holder, other: Holder) -> bool:
+    """Whether both are of one broker, and both or neither releases the lease."""
+    return (one.writer, one.address) == (other.writer, other.address)

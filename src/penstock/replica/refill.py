@@ -415,7 +415,12 @@ class Copying:
         ends_early = ends_early or scan["end"] < self._durable_end(name, len(fetched))
         if scan["damage"] or ends_early or (_same_log(data, fetched) and not _same_header(data, header, fetched)):
             return f"was damaged{self._mended(data, fetched)}"
-        return "had bytes after its end" if scan["tail_bytes"] and not scan["open_group"] else ""
+        if not scan["tail_bytes"] or scan["open_group"]:
+            return ""
+        tail = data[scan["end"] :]
+        if tail[:UNDONE_BYTES] == bytes(UNDONE_BYTES):
+            return "ended with a write that was broken off, as by a full disk, and never confirmed"
+        return "had bytes after its end"
 
     def _read(self, name: tuple[int, int]) -> bytes:
         """A log, whatever it is; nothing if it cannot be one."""

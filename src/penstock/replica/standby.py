@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +20,8 @@ from penstock.replica.stream import ANSWER_S, Blocks, JetStream, Seldom, Target
 log = logging.getLogger("penstock.replica")
 #: The limits of the lease's stream: it keeps only its last block.
 LEASE_LIMITS = {"max_msgs": 1, "discard": "old"}
+DISK_FULL = errno.ENOSPC, errno.EDQUOT
+ROOM_BYTES = 64 << 20  # free on the disk of a standby that takes the place of a leader whose disk is full
 LOOK_S = 0.5  # at most, between two looks at the lease: who gives it back is not waited for
 
 
@@ -33,6 +37,7 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
     """
     follower: Follower | None = None
     leader, seldom, look_at = "", Seldom(), 0.0
+    in_step = full = False  # with the stream; the disk
     outage = Outage(blocks, "standing by: nobody leads, and publishers wait, until it answers again")
     try:
         while not stopped():
@@ -40,14 +45,20 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
             try:
                 if now >= look_at:
                     look_at = now + min(LOOK_S, lease.lease_s / RENEWALS)
-                    if lease.take():
+                    if full:  # nor could the journal be opened
+                        lease.look()
+                    elif lease.take():
                         outage.end()
                         return True
                     if lease.holder is not None and lease.holder.address != leader:
                         leader = lease.holder.address
                         log.info("standing by: %s leads", leader)
+                    if lease.offered and in_step and has_room(directory) and lease.claim():
+                        log.warning("the disk of %s, which leads, is full: this broker takes its place", leader)
                 follower = follower or _follow(directory, blocks)
-                if follower is None or not follower.step():
+                in_step = follower is not None and not follower.step()
+                full = False
+                if follower is None or in_step:
                     time.sleep(POLL_S)
                 outage.end()
                 outage.begin()
@@ -57,6 +68,7 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
                 outage.note(error)
                 time.sleep(0.1)
             except (PenstockError, OSError) as error:
+                in_step, full = False, getattr(error, "errno", None) in DISK_FULL
                 if follower is not None and isinstance(error, CorruptionError):
                     follower.close()  # opening checks the directory again, and restores what the stream has lost
                     follower = None
@@ -67,6 +79,15 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
         if follower is not None:
             follower.close()
     return False
+
+
+def has_room(directory: Path) -> bool:
+    """Whether the directory's disk has room for what a leader writes, or cannot be asked."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return True
+    return found.f_bavail * found.f_frsize >= ROOM_BYTES
 
 
 def _follow(directory: Path, blocks: Blocks) -> Follower | None:
