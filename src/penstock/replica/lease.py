@@ -112,7 +112,7 @@ class Lease:
     def take(self) -> bool:
         """Try to get the lease if it is free; returns whether this broker has it now."""
         self.look()
-        if self.holder is not None and self.holder.writer == self._me.writer and self._clock() < self._not_before:
+        if self.claimed and self.holder is not None:
             self._write(self.holder, claims=True)  # else others would count from the claim, and come at the same time
             return False
         return self.free and self._write(self._me)
@@ -121,6 +121,12 @@ class Lease:
     def offered(self) -> bool:
         """Whether another broker has offered its place, judging by ``look``."""
         return self.holder is not None and self.holder.offered and self.holder.writer != self._me.writer
+
+    @property
+    def claimed(self) -> bool:
+        """Whether this broker has claimed a place whose lease may not have ended, judging by ``look``."""
+        mine = self.holder is not None and self.holder.writer == self._me.writer
+        return mine and self._clock() < self._not_before
 
     def claim(self) -> bool:
         """Claim the place that the holder has offered; False: it was renewed meanwhile. ``take`` gets the lease when

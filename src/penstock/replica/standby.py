@@ -50,7 +50,7 @@ def stand_by(directory: Path, blocks: Blocks, lease: Lease, stopped: Callable[[]
                     elif lease.take():
                         outage.end()
                         return True
-                    if lease.holder is not None and lease.holder.address != leader:
+                    if lease.holder is not None and lease.holder.address != leader and not lease.claimed:
                         leader = lease.holder.address
                         log.info("standing by: %s leads", leader)
                     if lease.offered and in_step and has_room(directory) and lease.claim():
