@@ -198,12 +198,13 @@ def test_a_leader_whose_disk_is_full_makes_way_for_one_with_room(
         second = members[1]
         until(lambda: second.leads, "the second one leads")
         with client_of(members) as client:
+            client.publish_many("t", [bytes(20_000)] * 400)  # more than what is left of the first one's disk
             client.publish("t", b"there is room")
             before = leases.last
             until(lambda: leases.last > before + 12, "renewals")  # for two leases
             assert second.leads and not first.leads, "it does not come back while its disk is full"
-        found = read_all(members, count + 1)
-        assert found == [bytes(20_000)] * count + [b"there is room"]
+        found = read_all(members, count + 401)
+        assert found == [bytes(20_000)] * (count + 400) + [b"there is room"]
         said = f"the disk of {small}/first is full, and another broker has room"
         until(lambda: said in caplog.text, "the first one says why")
         until(lambda: f"standing by: [Errno {errno.ENOSPC}]" in caplog.text, "it cannot follow either")
