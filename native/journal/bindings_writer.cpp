@@ -29,7 +29,8 @@ struct PythonDisk final : Disk {
         return errno_of([&] { target.attr("sync")(file); });
     }
     template <typename Call>
-    static int errno_of(Call call) {
+    int errno_of(Call call) {
+        if (!target.is_valid()) return EIO;  // the garbage collector has taken it
         try {
             call();
             return 0;
@@ -60,7 +61,11 @@ class BoundWriter {
             fail_system(error, "cannot map the frontier file", place_);
         }
         if (disk.is_none()) disk_ = std::make_unique<SystemDisk>();
-        else disk_ = std::make_unique<PythonDisk>(std::move(disk));
+        else {
+            auto called = std::make_unique<PythonDisk>(std::move(disk));
+            python_disk_ = called.get();
+            disk_ = std::move(called);
+        }
         writer_ = std::make_unique<Writer>(*disk_, segment_bytes, sync, static_cast<std::uint8_t *>(frontier_), frontier_file_);
         counters_ = counters_take("journal", "writer", name);
         writer_->count_in(counters_);
@@ -71,6 +76,10 @@ class BoundWriter {
         if (frontier_ && frontier_ != MAP_FAILED) munmap(frontier_, frontier_bytes);
         if (frontier_file_ >= 0) ::close(frontier_file_);
     }
+
+    // The disk's object for the garbage collector, or null. It may refer to whoever has this writer: an error that it keeps
+    // has the frames of the journal.
+    nb::object *disk_object() { return python_disk_ ? &python_disk_->target : nullptr; }
 
     std::uint32_t topic(std::string_view name, int flags) {
         check_process();
@@ -484,13 +493,33 @@ class BoundWriter {
     void *frontier_ = nullptr;
     Counters *counters_ = nullptr;
     std::unique_ptr<Disk> disk_;
+    PythonDisk *python_disk_ = nullptr;  // disk_, if that is one
     std::unique_ptr<Writer> writer_;
 };
+
+nb::object *disk_object_of(PyObject *object) {
+    return nb::inst_ready(object) ? nb::inst_ptr<BoundWriter>(object)->disk_object() : nullptr;
+}
+
+int writer_traverse(PyObject *object, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(object));
+    if (nb::object *disk = disk_object_of(object)) Py_VISIT(disk->ptr());
+    return 0;
+}
+
+int writer_clear(PyObject *object) {
+    if (nb::object *disk = disk_object_of(object)) nb::object(std::move(*disk));  // taken first: freeing it runs Python code
+    return 0;
+}
+
+PyType_Slot writer_slots[] = {{Py_tp_traverse, reinterpret_cast<void *>(writer_traverse)},
+                              {Py_tp_clear, reinterpret_cast<void *>(writer_clear)},
+                              {0, nullptr}};
 
 }  // namespace
 
 void bind_writer(nb::module_ &module) {
-    nb::class_<BoundWriter>(module, "Writer")
+    nb::class_<BoundWriter>(module, "Writer", nb::type_slots(writer_slots))
         .def(nb::init<int, std::uint64_t, std::uint64_t, bool, nb::object, const std::string &>(), nb::arg("frontier_file"), nb::arg("segment_bytes"),
              nb::arg("max_message_bytes"), nb::arg("sync"), nb::arg("disk").none() = nb::none(), nb::arg("name") = "")
         .def("topic", &BoundWriter::topic, nb::arg("name"), nb::arg("flags") = 0)

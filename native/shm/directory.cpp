@@ -25,11 +25,13 @@ namespace {
 
 constexpr const char *suffix = ".channel";
 
-std::vector<std::string> names_in_directory() {
+// In order; with `begin` only those that begin with it.
+std::vector<std::string> names_in_directory(const std::string &begin = "") {
     std::vector<std::string> names;
     DIR *listing = opendir(shared_directory_path().c_str());
     if (!listing) return names;
-    while (dirent *entry = readdir(listing)) names.emplace_back(entry->d_name);
+    while (dirent *entry = readdir(listing))
+        if (std::strncmp(entry->d_name, begin.c_str(), begin.size()) == 0) names.emplace_back(entry->d_name);
     closedir(listing);
     std::sort(names.begin(), names.end());
     return names;
@@ -275,11 +277,9 @@ bool is_channel_in_use(const std::string &encoded) {
 }
 
 std::string multiplexer_of(const std::string &encoded, std::uint64_t own_nonce) {
-    std::vector<std::string> names = names_in_directory();
-    std::string begin = encoded + ".virtual.";
-    for (const std::string &file : names) {
-        if (file.compare(0, begin.size(), begin) != 0 || nonce_in(file) == hexadecimal(own_nonce)) continue;
-        for (const std::string &control : names) {
+    for (const std::string &file : names_in_directory(encoded + ".virtual.")) {  // few, and none as a rule
+        if (nonce_in(file) == hexadecimal(own_nonce)) continue;
+        for (const std::string &control : names_in_directory()) {
             if (!is_control(control)) continue;
             Look look = look_at(control, false);
             if (look.problem.empty() && hexadecimal(look.channel.header->nonce) == nonce_in(file) && any_alive(look.channel))

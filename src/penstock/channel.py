@@ -11,7 +11,8 @@ Rules, held by every room and checked by ``tests/conformance``:
   of them.
 - ``close`` is idempotent; every other use after it, and every wait that it ends, raises ``ClosedError``.
 - ``process_all`` calls the function of ``on_message`` with what was there when it was called. A subscriber opened with
-  ``on_message=function`` calls it from a thread of its own, until it is closed.
+  ``on_message=function`` calls it from a thread of its own, until it is closed. ``handle.on_message = function``
+  raises, as for every method of a handle whose name begins with ``on_``.
 - In an event loop: ``read_async`` and ``async for``, ``publish_async``, ``publish_many_async``, ``reserve_async``. None
   of them stops the loop, however full the channel is. Two tasks that read one handle at a time: ``StateError``.
 """
@@ -61,6 +62,7 @@ else:
 Choice = TypeVar("Choice", bound=enum.StrEnum)
 Result = TypeVar("Result")
 Function = TypeVar("Function", bound=Callable[..., Any] | None)
+Method = TypeVar("Method", bound=Callable[..., Any])
 logger = logging.getLogger("penstock")
 
 UNPROCESSED_S = 1.0  # warn if process_all has not been called for this long
@@ -200,8 +202,39 @@ class Terms(Protocol):
         """The same where only a name is known."""
 
 
+class _Called:
+    """A method that takes a function, and refuses to be replaced by it. It costs nothing where nobody names it."""
+
+    def __init__(self, method: FunctionType) -> None:
+        self._method = method
+
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
+        return self._method.__get__(owner, kind)
+
+    def __set__(self, owner: object, _: object) -> None:
+        name = self._method.__name__
+        whose = "subscriber" if isinstance(owner, Subscriber) else "publisher" if isinstance(owner, Publisher) else ""
+        whose = whose or type(owner).__name__.lower()
+        opening = ", or give on_message=function at opening" if name == "on_message" else ""
+        raise AttributeError(
+            f"{name} is a method that takes the function: write {whose}.{name}(function), not {whose}.{name} = "
+            f"function{opening}"
+        )
+
+
+def called(method: Method) -> Method:
+    """Decorator of a method that takes a function: who assigns one to it instead is told what to write."""
+    return _Called(method)  # type: ignore[return-value, arg-type]  # to a type checker it is the method
+
+
 class Handle(ABC):
     """What publishers and subscribers share."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, method in list(vars(cls).items()):
+            if name.startswith("on_") and isinstance(method, FunctionType):
+                setattr(cls, name, called(method))
 
     def agree(self, terms: Terms) -> None:  # noqa: B027 - a reach that carries no schema has nothing to do
         """Announce the schema of the messages and compare it with the channel's. Called once, right after opening.

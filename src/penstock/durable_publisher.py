@@ -9,7 +9,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -447,6 +447,10 @@ class DurablePublisher(Publisher):
         self._flow.end()
         if self._flow.end_error is not None:
             raise self._flow.end_error
+
+    def on_resize(self, function: Callable[[Any, int, int], Any] | None) -> None:
+        """``function(publisher, old_size, new_size)`` is asked before slots grow, where the live channel has slots."""
+        self.inner.on_resize(function)
 
     def __getattr__(self, name: str) -> Any:
         if name == "inner":  # while it is being constructed

@@ -199,3 +199,11 @@ def test_an_action_that_raises_leaves_the_machine_usable() -> None:
     assert machine.current is b, "it is where it was going, and goes on from there"
     machine.transition(a)
     assert machine.current is a
+
+
+def test_an_action_that_is_assigned_is_refused() -> None:
+    state = State("idle")
+    with pytest.raises(AttributeError, match=r"state\.on_enter\(function\)"):
+        state.on_enter = print  # type: ignore[method-assign, assignment]
+    with pytest.raises(AttributeError, match=r"state\.on_exit\(function\)"):
+        state.on_exit = print  # type: ignore[method-assign, assignment]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 import penstock
 from penstock import channel
 
-from .reaches import Reach
+from .reaches import Reach, unique
 from .reading import LONG, read_all
 
 
@@ -201,3 +203,72 @@ def test_a_coroutine_function_is_refused(reach: Reach) -> None:
             subscriber.on_message(function)
         with pytest.raises(TypeError, match="async for"):
             called(reach, function)
+
+
+def functions_taken(kind: type) -> list[str]:
+    """The names of its methods that take a function."""
+    return [name for name in dir(kind) if name.startswith("on_") and callable(getattr(kind, name))]
+
+
+def check_assignment(handle: Any, whose: str) -> None:
+    for name in functions_taken(type(handle)):
+        before = getattr(handle, name)
+        with pytest.raises(AttributeError) as refused:
+            setattr(handle, name, print)
+        assert f"{whose}.{name}(function)" in str(refused.value)
+        assert ("on_message=function" in str(refused.value)) is (name == "on_message")
+        assert getattr(handle, name) == before, f"{name} is another one now"
+
+
+@pytest.mark.parametrize("kind", [None, dict])
+def test_a_function_that_is_assigned_is_refused(reach: Reach, kind: Any) -> None:
+    """It would hide the method, and nothing would ever call it."""
+    typed = {} if kind is None else {"type": kind}
+    for_publisher, for_subscriber = reach.lossless()
+    publisher, subscriber = reach.pair(({**for_publisher, **typed}, {**for_subscriber, **typed}))
+    check_assignment(subscriber, "subscriber")
+    check_assignment(publisher, "publisher")
+    assert "on_message" in functions_taken(type(subscriber))
+    if reach.name.startswith("shm"):
+        assert "on_dropped" in functions_taken(type(subscriber)) and "on_resize" in functions_taken(type(publisher))
+    found: list[bytes] = []
+    subscriber.on_message(lambda message: found.append(bytes(message)))
+    publisher.publish(b"{}" if kind is None else {})
+    assert subscriber.wait(LONG)
+    assert subscriber.process_all() == 1 and found == [b"{}"]
+
+
+def test_a_function_that_is_assigned_to_a_durable_publisher_is_refused(tmp_path: Path) -> None:
+    with penstock.publisher(f"shm:/{unique()}", durable=tmp_path / "kept") as publisher:
+        check_assignment(publisher, "publisher")
+        assert "on_resize" in functions_taken(type(publisher))
+
+
+def test_every_class_of_handles_refuses_it() -> None:
+    """The rooms that need a server too, and whatever is opened natively."""
+    import penstock.bridge.multiplexer
+    import penstock.calls
+    import penstock.nats.publishing
+    import penstock.nats.subscribing
+
+    def below(kind: type) -> set[type]:
+        return {kind}.union(*(below(further) for further in kind.__subclasses__()))
+
+    classes = {kind for kind in below(channel.Handle) if kind.__module__.startswith("penstock.")}
+    assert {penstock.nats.subscribing.Subscriber, penstock.tcp.Subscriber, penstock.shm.Publisher} <= classes
+    for kind in classes:
+        for name in functions_taken(kind):
+            assert hasattr(inspect.getattr_static(kind, name), "__set__"), f"{kind.__name__}.{name} may be assigned to"
+
+
+def test_a_class_of_yours_refuses_it_too(reach: Reach) -> None:
+    _, subscriber = reach.pair()
+
+    class Mine(type(subscriber)):  # type: ignore[misc]
+        def on_message(self, function: Any) -> Any:
+            """Another one."""
+            return super().on_message(function)
+
+    assert hasattr(inspect.getattr_static(Mine, "on_message"), "__set__")
+    assert inspect.signature(Mine.on_message).parameters.keys() == {"self", "function"}
+    assert Mine.on_message.__doc__ == "Another one."

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
+import weakref
 from pathlib import Path
 
 import pytest
@@ -231,3 +233,36 @@ def test_a_segment_that_could_not_be_sealed_is_sealed_and_freed_by_retention(
         journal.append("t", b"more")
     with Journal(tmp_path / "j") as journal:
         assert (journal.first, bytes(journal.read(first))) == (first, b"more")
+
+
+class RememberingDisk(RefusingDisk):
+    """It keeps its last error, with the frames in which it was raised, as the disk of a replica does."""
+
+    error: OSError | None = None
+
+    def _ask(self, operation: str) -> None:
+        try:
+            super()._ask(operation)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+def test_a_failed_journal_whose_disk_keeps_the_error_is_freed(tmp_path: Path) -> None:
+    """The writer holds the disk, whose error holds the frames, which hold the journal: the collector must see it all."""
+
+    def failed() -> weakref.ref[Journal]:
+        disk = RememberingDisk(native=False)
+        with Journal(tmp_path / "j", segment_bytes=SEGMENT_BYTES, disk=disk) as journal:
+            journal.append("t", b"stored")
+            disk.refused = {"write"}
+            with pytest.raises(OSError):
+                journal.append("t", b"refused")
+            assert disk.error is not None
+            return weakref.ref(journal)
+
+    before = descriptors(tmp_path / "j")
+    freed = failed()
+    gc.collect()
+    assert freed() is None
+    assert descriptors(tmp_path / "j") == before

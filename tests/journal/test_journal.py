@@ -449,3 +449,8 @@ def test_addresses(tmp_path: Path) -> None:
             assert [bytes(subscriber.read(LONG)) for _ in range(3)] == [b"1", b"2", b"3"]  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument):
             penstock.subscriber(f"{address}?start=middle")
+
+
+def test_a_function_that_is_assigned_is_refused(tmp_path: Path) -> None:
+    with Journal(tmp_path / "log") as journal, pytest.raises(AttributeError, match=r"journal\.on_snapshot\(function\)"):
+        journal.on_snapshot = print  # type: ignore[method-assign, assignment]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,6 +152,23 @@ def test_a_fenced_replica_is_not_opened_again(tmp_path: Path, stream: FakeStream
             journal.append("t", b"x")
     with pytest.raises(FencedError):
         replica.disk()
+
+
+def test_the_journal_of_a_fenced_replica_is_freed(tmp_path: Path, stream: FakeStream) -> None:
+    """A broker that stands by again after it has led keeps nothing of the time before."""
+
+    def fenced() -> weakref.ref[Journal]:
+        replica = Replica(tmp_path / "a", FakeBlocks(stream), pause=lambda: None)
+        with Journal(tmp_path / "a", disk=replica.disk()) as journal:
+            opened(tmp_path / "b", stream).close()
+            with pytest.raises(OSError):
+                journal.append("t", b"x")
+            assert isinstance(replica.fault, FencedError)
+            return weakref.ref(journal)
+
+    freed = fenced()
+    gc.collect()
+    assert freed() is None
 
 
 def test_retention_purges_the_stream(tmp_path: Path, stream: FakeStream) -> None:

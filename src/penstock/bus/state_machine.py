@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from penstock.channel import called
 from penstock.errors import CapacityError, InvalidArgument, StateError
 
 MAX_LEVELS = 8
@@ -65,11 +66,13 @@ class State:
 
         return decorate
 
+    @called
     def on_enter(self, function: Action) -> Action:
         """Decorator: what to do on entering."""
         self._on_enter = function
         return function
 
+    @called
     def on_exit(self, function: Action) -> Action:
         """Decorator: what to do on leaving."""
         self._on_exit = function

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from penstock._core import journal as native
+from penstock.channel import called
 from penstock.clock import refuse_if_replayed
 from penstock.errors import ClosedError, CorruptionError, InvalidArgument, StateError, nearest
 from penstock.journal import layout, recovery, segments
@@ -344,6 +345,7 @@ class Journal(Reading):
         """The state records since the last snapshot, in order, as they were when the journal was opened."""
         return ((kind, data) for kind, flags, data in self._states if not flags & layout.FLAG_INTERNAL)
 
+    @called
     def on_snapshot(
         self, function: Callable[[], Iterable[tuple[int, bytes]]], kinds: Iterable[int] | None = None
     ) -> None:

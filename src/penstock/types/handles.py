@@ -122,6 +122,10 @@ class TypedPublisher(_Wrapper, Publisher[T]):
         """Wait until so many subscribers are there."""
         return self.inner.wait_ready(subscribers, timeout)
 
+    def on_resize(self, function: Callable[[Any, int, int], Any] | None) -> None:
+        """``function(publisher, old_size, new_size)`` is asked before slots grow, where the reach has slots."""
+        _inner(self, "on_resize").on_resize(function)
+
     def forward(self, batch: Batch | Sequence[Message]) -> int:
         """Publish messages of any reach unchanged, without decoding them."""
         return self.inner.forward(batch)
@@ -288,6 +292,11 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
         else:
             batch._decoder = self._decoder
         return batch  # type: ignore[no-any-return]
+
+    def on_dropped(self, function: Callable[[Any, int], Any] | None) -> None:
+        """``function(subscriber, count)`` is told when messages were overwritten before they were read, where the reach
+        tells it."""
+        _inner(self, "on_dropped").on_dropped(function)
 
     def _was_not_handled(self, message: Message[Any]) -> None:
         self.inner._was_not_handled(message)
