@@ -26,6 +26,7 @@ def open_publisher(
     token: str | None = None,
     user: str | None = None,
     password: str | None = None,
+    creds: str | None = None,
     tls: bool | str | None = None,
     timeout: float = 10.0,
 ) -> Publisher:
@@ -33,7 +34,7 @@ def open_publisher(
     from penstock.nats.connection import Access
     from penstock.nats.publishing import Publisher
 
-    access = Access(address.host, address.port or PORT, token, user, password, tls, timeout)
+    access = Access(address.host, address.port or PORT, token, user, password, tls, timeout, creds)
     return Publisher(access, address.topic, jetstream=jetstream)
 
 
@@ -48,6 +49,7 @@ def open_subscriber(
     token: str | None = None,
     user: str | None = None,
     password: str | None = None,
+    creds: str | None = None,
     tls: bool | str | None = None,
     timeout: float = 10.0,
     on_message: Callable[[Message], Any] | None = None,
@@ -61,7 +63,7 @@ def open_subscriber(
     from penstock.nats.connection import Access
     from penstock.nats.subscribing import Subscriber
 
-    access = Access(address.host, address.port or PORT, token, user, password, tls, timeout)
+    access = Access(address.host, address.port or PORT, token, user, password, tls, timeout, creds)
     return Subscriber(
         access, address.topic, queue=queue, stream=stream, durable=durable, new=new, from_time_ns=from_time_ns
     ).call_in_thread(on_message)

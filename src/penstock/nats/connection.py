@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from penstock.address import places_of
 from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError
+from penstock.nats_credentials import read_credentials
 from penstock.resolving import resolving
 from penstock.throttle import Throttle
 
@@ -37,6 +39,7 @@ class Access:
     password: str | None = field(default=None, repr=False)
     tls: bool | str | ssl.SSLContext | None = None
     timeout: float = 10.0
+    creds: str | None = None  #: a credentials file
 
     @property
     def places(self) -> list[tuple[str, int]]:
@@ -55,6 +58,12 @@ class Access:
         found: dict[str, Any] = {"servers": servers, "connect_timeout": self.timeout}
         given = {"token": self.token, "user": self.user, "password": self.password}
         found |= {name: value for name, value in given.items() if value}
+        if creds := self.creds:
+            if any(given.values()):
+                raise InvalidArgument("creds=FILE goes without token=, user= and password=")
+            read_credentials(creds)  # what is wrong with it is said now
+            found["user_jwt_cb"] = partial(_jwt_of, creds)
+            found["signature_cb"] = partial(_signature_by, creds)
         if self.tls:
             found["tls"] = self.tls if isinstance(self.tls, ssl.SSLContext) else self._context()
         return found
@@ -68,6 +77,14 @@ class Access:
             raise InvalidArgument(f"tls={authority} is no certificate in PEM form: {error}") from None
         except OSError as error:
             raise InvalidArgument(f"tls={authority} cannot be read: {error.strerror}") from None
+
+
+def _jwt_of(creds: str) -> bytes:
+    return read_credentials(creds).jwt.encode()
+
+
+def _signature_by(creds: str, nonce: str) -> bytes:
+    return read_credentials(creds).sign(nonce.encode()).encode()
 
 
 def check_subject(subject: str, *, wildcards: bool) -> str:
@@ -128,7 +145,12 @@ def _client_of(access: Access) -> Any:
                 # nats-py does not tell its protocol that it is encrypted: asyncio would warn at the end of each
                 # connection.
                 writer.transport.get_protocol()._over_ssl = True
-            command: bytes = super()._connect_command()
+            if access.creds:
+                self._auth_configured = True  # which nats-py forgets where it is given functions
+            try:
+                command: bytes = super()._connect_command()
+            except InvalidArgument as error:  # the credentials file is not what it was; a reconnect tries again
+                raise (OSError(str(error)) if self.is_reconnecting else error) from None
             return command
 
         async def _process_pong(self) -> None:

@@ -17,6 +17,7 @@ class PublisherOptions(TypedDict, total=False):
     token: str | None
     user: str | None
     password: str | None
+    creds: str | None
     tls: bool | str | None
     timeout: float
 
@@ -55,6 +56,7 @@ class SubscriberOptions(TypedDict, total=False):
     token: str | None
     user: str | None
     password: str | None
+    creds: str | None
     tls: bool | str | None
     timeout: float
     on_message: Callable[[Message], Any] | None

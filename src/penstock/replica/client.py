@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import ProtocolError, RefusedError, describe
+from penstock.errors import InvalidArgument, ProtocolError, RefusedError, describe
+from penstock.nats_credentials import read_credentials
 from penstock.replica import protocol
 from penstock.replica.protocol import Failure, Info, Message, Parser, Ping, Pong
 from penstock.resolving import resolving
@@ -24,7 +25,10 @@ PORT = 4222
 READ_BYTES = 1 << 18
 CONNECT_S = 3.0
 NO_RESPONDERS = 503
-LET_IN = "give its token (PENSTOCK_STORE_TOKEN, or nats://TOKEN@HOST) or its user (nats://USER:PASSWORD@HOST)"
+LET_IN = (
+    "give its token (PENSTOCK_STORE_TOKEN, or nats://TOKEN@HOST), its user (nats://USER:PASSWORD@HOST) "
+    "or a credentials file (nats://HOST/STREAM?creds=FILE)"
+)
 #: Why a handshake fails that does not succeed later either.
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER")
 TRUST = "--store-authority FILE names the authority of the servers' certificates, where they have TLS"
@@ -42,9 +46,13 @@ class Access:
     user: str = ""
     password: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+    creds: str = ""  #: a credentials file
 
-    def words(self) -> dict[str, str]:
-        """The fields of ``CONNECT``."""
+    def words(self, nonce: str = "") -> dict[str, str]:
+        """The fields of ``CONNECT``. ``nonce``: what the server wants to be signed."""
+        if self.creds:
+            found = read_credentials(self.creds)
+            return {"jwt": found.jwt, "sig": found.sign(nonce.encode())} if nonce else {}
         if self.token:
             return {"auth_token": self.token}
         return {"user": self.user, "pass": self.password} if self.user else {}
@@ -79,8 +87,9 @@ class Connection:
         if self.info.get("tls_required") or access.tls is not None:
             context = access.tls or ssl.create_default_context()
             self._socket = context.wrap_socket(self._socket, server_hostname=self.server[0])
-        words = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "protocol": 1}
-        self.send(protocol.connect({**words, "name": "penstock", "lang": "python", "version": "1", **access.words()}))
+        words: dict[str, Any] = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
+        words |= {"protocol": 1, **access.words(str(self.info.get("nonce", "")))}
+        self.send(protocol.connect({**words, "name": "penstock", "lang": "python", "version": "1"}))
         self.send(protocol.PING)
         while True:
             event = self.event(deadline)
@@ -163,7 +172,7 @@ class Client:
                 self._connection = connection
                 self._greeted = True
                 return connection
-            except (OSError, ProtocolError) as error:
+            except (OSError, ProtocolError, InvalidArgument) as error:  # the last: a credentials file was replaced
                 self._next += 1
                 problem = error
                 untrusted += isinstance(error, ssl.SSLError) and error.reason in UNTRUSTED

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from penstock.errors import InvalidArgument, PenstockError
+from penstock.nats_credentials import read_credentials
 from penstock.printable import command
 from penstock.replica.client import CONNECT_S, NO_RESPONDERS, PORT, Access, Client, Connection, UnansweredError
 from penstock.replica.outage import SLOW_S
@@ -123,9 +124,10 @@ class Target:
 
     @classmethod
     def parse(cls, address: str, tls: ssl.SSLContext | None = None, token: str = "") -> Target:
-        """``nats://`` or ``tls://``, with ``user:password@`` or ``token@`` in front, and ``?replicas=1`` at the end.
+        """``nats://`` or ``tls://``, with ``user:password@`` or ``token@`` in front, and ``?replicas=1`` or
+        ``?creds=FILE`` at the end.
 
-        ``token``: for an address that has neither.
+        ``token``: for an address that has none of them.
         """
         scheme, mark, rest = address.partition("://")
         if not mark or scheme not in ("nats", "tls"):
@@ -143,15 +145,21 @@ class Target:
         user, colon, password = secret.partition(":")
         options = dict(parse_qsl(query))
         replicas = options.pop("replicas", "3")
+        creds = options.pop("creds", "")
         if options or replicas not in ("1", "3", "5"):
-            raise InvalidArgument(f"?{query} is not a store's option; valid: replicas=1, 3 or 5")
+            raise InvalidArgument(f"?{query} is not a store's option; valid: replicas=1, 3 or 5, creds=FILE")
+        if creds:
+            if secret:
+                raise InvalidArgument("creds=FILE goes without a token, a user and a password")
+            read_credentials(creds)  # what is wrong with it is said now
         if scheme == "tls" and tls is None:
             tls = ssl.create_default_context()
         access = Access(
-            token="" if colon else unquote(user) or token,
+            token="" if colon or creds else unquote(user) or token,
             user=unquote(user) if colon else "",
             password=unquote(password),
             tls=tls,
+            creds=creds,
         )
         return cls(tuple(map(_server, hosts.split(","))), stream, access, int(replicas))
 
