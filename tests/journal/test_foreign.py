@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import CorruptionError
 from penstock.journal import Journal, layout
 from penstock.journal.commands import cat
 from penstock.journal.repairs import repair
@@ -105,3 +106,26 @@ def test_where_the_marker_alone_disagrees_it_is_the_marker_that_is_wrong(tmp_pat
     report = repair(tmp_path / "other")
     assert not report.aside and not report.lost and "the marker names journal" in report.damage[0].text
     assert marker.read_bytes() == good and marks(tmp_path / "other") == dict.fromkeys(range(1, 21), b"o")
+
+
+def test_opening_removes_no_segment_for_a_revision_of_another_journal(tmp_path: Path, other: list[Path]) -> None:
+    """A newer revision replaces an older one only if it is of the same journal."""
+    make(tmp_path / "own", b"a")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "own").iterdir()}
+    shutil.copy(other[0], tmp_path / "own" / "00000000000000000001-0001.log")
+    with pytest.raises(CorruptionError, match=r"a segment of journal .* penstock journal repair .* sets it aside"):
+        Journal(tmp_path / "own").close()
+    assert {name: (tmp_path / "own" / name).read_bytes() for name in before} == before
+    assert len(repair(tmp_path / "own").aside) == 1
+    assert marks(tmp_path / "own") == dict.fromkeys(range(1, 21), b"a")
+
+
+def test_opening_removes_no_segment_for_a_revision_whose_header_is_damaged(tmp_path: Path) -> None:
+    own = make(tmp_path / "own", b"a")
+    newer = tmp_path / "own" / "00000000000000000001-0001.log"
+    data = bytearray(own[0].read_bytes())
+    data[20] ^= 1
+    newer.write_bytes(data)
+    before = own[0].read_bytes()
+    Journal(tmp_path / "own").close()
+    assert own[0].read_bytes() == before

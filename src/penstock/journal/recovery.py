@@ -165,7 +165,7 @@ def recover(directory: Path, identity: uuid.UUID, disk: Disk, *, refuse_damage: 
     """Everything that a writer needs to continue; the surviving tail is on disk."""
     result = Recovered(identity, Recovery())
     frontier = read_frontier(directory, identity)
-    segments = tidy(directory, disk, frontier.frontier if frontier else 0)
+    segments = tidy(directory, identity, disk, frontier.frontier if frontier else 0)
     if frontier is None and segments and (directory / layout.FRONTIER_NAME).exists():
         place = str(directory / layout.FRONTIER_NAME)
         text = "the frontier was damaged: made anew"
@@ -216,19 +216,37 @@ def _seal_older(directory: Path, segments: list[tuple[int, int]], disk: Disk) ->
         seal_from_log(directory, segment, header, first, disk)
 
 
-def tidy(directory: Path, disk: Disk, durable: int) -> list[tuple[int, int]]:
+def tidy(directory: Path, identity: uuid.UUID, disk: Disk, durable: int) -> list[tuple[int, int]]:
     """Remove what a crash left behind: unfinished files, replaced revisions, groups without an end."""
     names = os.listdir(directory)
     segments = layout.latest_segments(names)
     latest = dict(segments)
+    logs = filter(None, map(layout.parse_segment_name, names))
+    older = {first for first, revision in logs if revision < latest[first]}
+    kept = {first for first in older if not _replaces(directory, identity, (first, latest[first]))}
     for name in names:
         stem, _, suffix = name.partition(".")
         parsed = layout.parse_segment_name(stem + ".log")
-        replaced = parsed is not None and parsed[1] < latest.get(parsed[0], -1)
+        replaced = parsed is not None and parsed[1] < latest.get(parsed[0], -1) and parsed[0] not in kept
         orphan = parsed is not None and suffix != "log" and parsed[1] > latest.get(parsed[0], -1)
         if name.endswith(".new") or replaced or orphan:
             disk.remove(directory / name)
     return _drop_open_group(directory, segments, durable, disk) if segments else []
+
+
+def _replaces(directory: Path, identity: uuid.UUID, segment: tuple[int, int]) -> bool:
+    """Whether this revision may replace older ones: its header is right. Refuses one of another journal."""
+    path = directory / layout.segment_name(*segment)
+    try:
+        header = layout.decode_segment_header(read_part(path, 0, layout.SEGMENT_HEADER_BYTES), str(path))
+    except CorruptionError:
+        return False
+    if header.uuid != identity:
+        raise CorruptionError(
+            f"{path} is a segment of journal {header.uuid}, and this is {identity}: "
+            f"penstock journal repair {directory} sets it aside"
+        )
+    return True
 
 
 def _drop_open_group(

@@ -59,7 +59,7 @@ def repair(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> Re
             report.damage.append(other.damage(layout.latest_segments(names), words))
             report.aside.append(str(foreign.set_aside(path, other, disk)))
         report.lost += [(item.first, item.last) for item in report.damage if item.last >= item.first]
-        segments = recovery.tidy(path, disk, words.frontier if words else 0)
+        segments = recovery.tidy(path, identity, disk, words.frontier if words else 0)
         report.segments = len(segments)
         for number, segment in enumerate(segments):
             following = segments[number + 1][0] if number + 1 < len(segments) else None
