@@ -113,11 +113,7 @@ def _message(row: Any) -> Message:
     from penstock._core import Message
 
     properties = getattr(row, "properties", None)
-    # A row has its time, also 0, which counts as one where a message has a position.
-    position = getattr(row, "position", None) or 0
-    return Message(
-        row.payload or b"", timestamp_ns=row.timestamp_ns, position=position, properties=dict(properties or {})
-    )
+    return Message(row.payload or b"", timestamp_ns=row.timestamp_ns, properties=dict(properties or {}))
 
 
 class _Publishers:
