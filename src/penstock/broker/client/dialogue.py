@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock._core.broker import Scanner, publish_lines
@@ -53,7 +53,7 @@ class Pending:
 
     __slots__ = (
         "asked", "convert", "count", "data", "done", "duplicate", "ends", "error", "first", "last", "left", "messages",
-        "publishes", "refused", "repeat", "sent", "stages", "value",
+        "publishes", "refused", "repeat", "sent", "stages", "value", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +63,7 @@ class Pending:
         *,
         publishes: bool = False,
         stages: bool = False,
+        whole: bool = False,
         repeat: bool = True,
         ends: bool = False,
         convert: Callable[[Any], Any] | None = None,
@@ -74,6 +75,7 @@ class Pending:
         self.done = count == 0
         self.publishes = publishes
         self.stages = stages
+        self.whole = whole  # one request for all of its messages: a refusal is one answer too
         self.repeat = repeat
         self.ends = ends  # the end of the connection is the answer
         self.convert = convert  # parses the answer; an exception means that the answer is invalid
@@ -191,6 +193,12 @@ class Dialogue:
         head = f"STAGE {transaction} {words.check_topic(topic)}".encode()
         data = publish_lines(head, items, b"", self.max_message_bytes, properties)
         return self._add(Pending(data, len(items), stages=True, repeat=False))
+
+    def load(self, transaction: str, count: int, parts: Iterable[bytes]) -> Pending:
+        """Stage ``count`` messages as one range (``ranges.py``). It is not sent again on another connection."""
+        data = b"".join(parts)
+        line = f"LOAD {transaction} {len(data)}\n".encode()
+        return self._add(Pending(line + data + b"\n", count, stages=True, whole=True, repeat=False))
 
     def subscribe(self, queue: str, options: str, receive: Callable[[Batch], None]) -> Pending:
         """Subscribe to a queue, again on every new connection."""
@@ -442,7 +450,7 @@ class Dialogue:
             self._refused(pending, error)
         elif pending.stages:  # each of its messages has an answer
             pending.error = pending.error or error
-            pending.left -= 1
+            pending.left -= pending.left if pending.whole else 1
             if not pending.left:
                 self._waiting.popleft()
                 pending.settle()

@@ -12,9 +12,10 @@ from __future__ import annotations
 import ssl
 import threading
 import time
+import uuid
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +26,20 @@ from penstock.broker import words
 from penstock.broker.client.clients import Client
 from penstock.broker.client.requests import encode_many, non_negative_int, publish_options, times_of
 from penstock.broker.hosts import settled
+from penstock.broker.ranges import encode_entry, encode_head
 from penstock.carry import time_of, total_bytes
 from penstock.channel import Deadline, Ledger, check_subscribers
-from penstock.errors import ClosedError, InvalidArgument
+from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.journal.layout import TIME_NOW
 
 if TYPE_CHECKING:
     from penstock._core import Batch, Draft, Message
     from penstock.broker.client.dialogue import Pending, Properties
-    from penstock.channel import Buffer
+    from penstock.channel import Buffer, IdAndKey
 
 CHUNK = 8192  # messages of publish_many that are encoded at a time
+LOAD_BYTES = 4 << 20  # of messages that are stored as one transaction
+LOAD_ATTEMPTS = 10  # each but the last has ended with its connection, or with the broker
 LOOK_S = 0.02  # how often wait_ready checks
 END_S = 1.0  # how long close waits for a publish of another thread
 CLOSED = "this publisher was closed"
@@ -44,7 +48,7 @@ CLOSED = "this publisher was closed"
 class Publisher(channel.Publisher):
     """A publisher to one topic of a broker."""
 
-    carries_properties = carries_properties_of_many = True
+    carries_properties = carries_properties_of_many = carries_details = True
 
     def __init__(
         self,
@@ -153,6 +157,51 @@ class Publisher(channel.Publisher):
             properties = encode_many([message.properties for message in batch])
             return self._publish_all(batch, properties, Deadline(None), times)
         return self._publish_all(batch, None, Deadline(None), times)
+
+    def forward_details(self, batch: Sequence[Message], details: Sequence[IdAndKey]) -> int:
+        """``forward`` with the id and the key of each message, which the broker stores with it.
+
+        They go as transactions, in order, one for each ``LOAD_BYTES`` or so: an id that the broker knows does not leave
+        a message out, so that what has gone before can go again. A later ``publish`` with one of these ids is a
+        duplicate, as after any other message with an id.
+        """
+        if not any(one.message_id or one.key for one in details):
+            return self.forward(batch)
+        if self._options:
+            raise InvalidArgument("ttl_s: messages with ids or keys cannot be given a time to live")
+        with self._turn:
+            self._check()
+            if not self._client._dialogue.times:
+                raise RefusedError("this broker is of an older version, which cannot keep ids, keys and times")
+            self._settle(0)  # what was published before comes first
+            for part in _ranges(batch, details):
+                self._load(*part)
+        return len(batch)
+
+    def _load(self, index: list[bytes], pieces: list[bytes]) -> None:
+        """Store one range, once: also where the connection is lost, or the broker starts again, meanwhile."""
+        count, size = len(index), sum(len(piece) for piece in pieces[::4])
+        self._counters.add("matched", count)
+        self._counters.add("bytes", size)
+        head = encode_head(count, [self.topic], times=True)
+        name = f"forward-{uuid.uuid4().hex}"
+        client = self._client
+        try:
+            for attempt in range(LOAD_ATTEMPTS):
+                try:
+                    client._finish(client._dialogue.load(f"{name}.{attempt}", count, (head, *index, *pieces)))
+                    self.position = client.commit(name, [f".{attempt}"])[1]
+                    break
+                except RefusedError as error:
+                    # Nothing is staged any more, or the connection was lost before the answer.
+                    lost = not isinstance(error, words.Refusal) or error.code == "unknown_transaction"
+                    if not lost or client._dialogue.refused is not None or attempt == LOAD_ATTEMPTS - 1:
+                        raise
+        except BaseException as error:
+            self._counters.drop("refused" if isinstance(error, words.Refusal) else "error", count)
+            raise
+        self._counters.add("delivered", count)
+        self._counters.set("last_ns", time.time_ns())
 
     def _publish_all(
         self, batch: Iterable[Buffer], properties: Properties, deadline: Deadline, times: array[int] | None = None
@@ -323,6 +372,26 @@ class Publisher(channel.Publisher):
     def closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._closing
+
+
+def _ranges(batch: Sequence[Message], details: Sequence[IdAndKey]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """The messages as ranges: the index and, four for each message, the bytes."""
+    index: list[bytes] = []
+    pieces: list[bytes] = []
+    size = 0
+    for message, one in zip(batch, details, strict=True):
+        parts = (
+            bytes(message), words.encode_properties(message.properties), one.message_id.encode(), one.key.encode(),
+        )  # fmt: skip
+        more = sum(map(len, parts))
+        if index and (size + more > LOAD_BYTES or len(index) >= CHUNK):
+            yield index, pieces
+            index, pieces, size = [], [], 0
+        index.append(encode_entry(size, *map(len, parts), time_ns=_time_of(message)))
+        pieces += parts
+        size += more
+    if index:
+        yield index, pieces
 
 
 def _time_of(message: Message) -> int:
