@@ -18,7 +18,7 @@ from penstock.errors import InvalidArgument, RefusedError
 from penstock.journal import Details, Journal
 from penstock.recording.player import Player
 
-from .conftest import LONG
+from .conftest import LONG, until
 
 ROWS: list[tuple[str, bytes, dict[str, str], str, str, int]] = [
     ("a", b"0", {"n": "0"}, "m0", "k", -9_000_000_000_000_000_000),
@@ -93,30 +93,31 @@ def test_it_may_be_played_again_and_its_ids_count_for_others(serve: Callable[...
         assert not client.publish("a", b"new", message_id="m2").duplicate
 
 
-def test_what_was_staged_in_a_broker_that_ended_is_stored_once(
-    serve: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stored_first", [False, True])
+def test_a_range_whose_answer_is_lost_is_stored_once(
+    serve: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored_first: bool
 ) -> None:
-    """The first time the broker ends before COMMIT, the second time after it, before its answer is read."""
+    """The broker ends after a range was sent: whether it has stored it is not known, or it has, and nobody has read
+    its answer.
+    """
     record(tmp_path / "recording")
     server = serve()
-    monkeypatch.setattr(publisher_module, "LOAD_BYTES", 1)  # each message is a transaction
-    commit = Client.commit
-    calls: list[str] = []
+    monkeypatch.setattr(publisher_module, "RANGE_BYTES", 1)  # each message is a range
+    settle = Publisher._settle
+    calls = 0
 
-    def disturbed(self: Client, transaction: str, parts: Any = ()) -> Any:
-        nonlocal server
-        calls.append(transaction)
-        if len(calls) == 1:
+    def disturbed(self: Publisher, most: int, deadline: Any = None) -> None:
+        nonlocal server, calls
+        calls += 1
+        if calls == 2:
+            if stored_first:
+                until(lambda: len(rows_of(server.port)) == calls)
             server.close()
             server = serve(port=server.port)
-        if len(calls) == 3:
-            with Client(port=server.port) as other:
-                commit(other, transaction, parts)  # as if the answer to a COMMIT of before was lost
-        return commit(self, transaction, parts)
+        settle(self, most, deadline)
 
-    monkeypatch.setattr(Client, "commit", disturbed)
+    monkeypatch.setattr(Publisher, "_settle", disturbed)
     play(tmp_path / "recording", server.port)
-    assert calls[0] == calls[1] and len(set(calls)) == len(calls) - 1
     assert rows_of(server.port) == ROWS
 
 
@@ -137,7 +138,7 @@ def test_a_refused_range_is_one_refusal(serve: Callable[..., Server]) -> None:
 def test_what_cannot_be_kept_is_refused(server: Server) -> None:
     message = [penstock.Message(b"1")]
     with Publisher(port=server.port, topic="t") as publisher:
-        publisher._client._dialogue.times = False  # an older broker
+        publisher._client._dialogue.ranges = False  # an older broker
         with pytest.raises(RefusedError, match="older version"):
             publisher.forward_details(message, [Details("m", "")])
         assert publisher.forward_details(message, [Details("", "")]) == 1

@@ -126,6 +126,7 @@ class Dialogue:
         self.ready = False
         self.version = VERSION
         self.times = False  # whether the broker accepts publishers' times; an older version does not
+        self.ranges = False  # whether it accepts messages with ids and keys as ranges
         self.journal = ""
         self.one_store = False  # several brokers of one store: another one's positions and numbers mean nothing
         self.refused: PenstockError | None = None  # the broker has refused this client: do not try again
@@ -194,11 +195,11 @@ class Dialogue:
         data = publish_lines(head, items, b"", self.max_message_bytes, properties)
         return self._add(Pending(data, len(items), stages=True, repeat=False))
 
-    def load(self, transaction: str, count: int, parts: Iterable[bytes]) -> Pending:
-        """Stage ``count`` messages as one range (``ranges.py``). It is not sent again on another connection."""
+    def publish_range(self, count: int, parts: Iterable[bytes]) -> Pending:
+        """Publish ``count`` messages as one range (``ranges.py``): all of them are stored, or none."""
         data = b"".join(parts)
-        line = f"LOAD {transaction} {len(data)}\n".encode()
-        return self._add(Pending(line + data + b"\n", count, stages=True, whole=True, repeat=False))
+        line = f"LOAD {words.PUBLISH_RANGE} {len(data)}\n".encode()
+        return self._add(Pending(line + data + b"\n", count, publishes=True, whole=True))
 
     def subscribe(self, queue: str, options: str, receive: Callable[[Batch], None]) -> Pending:
         """Subscribe to a queue, again on every new connection."""
@@ -450,7 +451,7 @@ class Dialogue:
             self._refused(pending, error)
         elif pending.stages:  # each of its messages has an answer
             pending.error = pending.error or error
-            pending.left -= pending.left if pending.whole else 1
+            pending.left -= 1
             if not pending.left:
                 self._waiting.popleft()
                 pending.settle()
@@ -474,8 +475,9 @@ class Dialogue:
                 other.settle(error=error)
             raise _TryAgain(error.text)
         pending.error = pending.error or error
-        pending.refused += 1
-        pending.left -= 1
+        refused = pending.left if pending.whole else 1
+        pending.refused += refused
+        pending.left -= refused
         pending.data = pending.data[_offset(pending.data, pending.count - pending.left) :] if pending.left else b""
         pending.count = pending.left
         if not pending.left:
@@ -501,6 +503,7 @@ class Dialogue:
         most = words.number(fields.get("max_message_bytes", f"{words.MAX_NUMBER}"), "max_message_bytes")
         self.max_message_bytes = min(self.max_message_bytes, most)
         self.times = "times" in fields
+        self.ranges = "ranges" in fields
         self.ready = True
         self._known_stored(words.number(fields.get("last", "0"), "last"), fields.get("positions", ""))
         asked = {pending.data for pending in self._waiting}

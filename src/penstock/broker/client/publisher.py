@@ -12,7 +12,6 @@ from __future__ import annotations
 import ssl
 import threading
 import time
-import uuid
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
     from penstock.channel import Buffer, IdAndKey
 
 CHUNK = 8192  # messages of publish_many that are encoded at a time
-LOAD_BYTES = 4 << 20  # of messages that are stored as one transaction
-LOAD_ATTEMPTS = 10  # each but the last has ended with its connection, or with the broker
+RANGE_BYTES = 4 << 20  # of messages that are sent as one range
 LOOK_S = 0.02  # how often wait_ready checks
 END_S = 1.0  # how long close waits for a publish of another thread
 CLOSED = "this publisher was closed"
@@ -161,47 +159,30 @@ class Publisher(channel.Publisher):
     def forward_details(self, batch: Sequence[Message], details: Sequence[IdAndKey]) -> int:
         """``forward`` with the id and the key of each message, which the broker stores with it.
 
-        They go as transactions, in order, one for each ``LOAD_BYTES`` or so: an id that the broker knows does not leave
-        a message out, so that what has gone before can go again. A later ``publish`` with one of these ids is a
-        duplicate, as after any other message with an id.
+        An id that the broker knows does not leave a message out, so that what has gone before can go again. A later
+        ``publish`` with one of these ids is a duplicate, as after any other message with an id.
         """
         if not any(one.message_id or one.key for one in details):
             return self.forward(batch)
         if self._options:
             raise InvalidArgument("ttl_s: messages with ids or keys cannot be given a time to live")
+        own: list[Pending] = []
         with self._turn:
             self._check()
-            if not self._client._dialogue.times:
-                raise RefusedError("this broker is of an older version, which cannot keep ids, keys and times")
-            self._settle(0)  # what was published before comes first
-            for part in _ranges(batch, details):
-                self._load(*part)
+            dialogue = self._client._dialogue
+            if not dialogue.ranges:
+                raise RefusedError("this broker is of an older version, which cannot keep message ids and keys")
+            try:
+                for index, pieces in _ranges(batch, details):
+                    head = encode_head(len(index), [self.topic], times=True)
+                    pending = dialogue.publish_range(len(index), (head, *index, *pieces))
+                    self._sent(pending, sum(map(len, pieces[::4])), own)
+                    self._settle(max(self._unconfirmed, 4 * CHUNK))
+                self._settle(self._unconfirmed)
+            except TimeoutError as error:
+                self._take_back(own, error)
+                raise
         return len(batch)
-
-    def _load(self, index: list[bytes], pieces: list[bytes]) -> None:
-        """Store one range, once: also where the connection is lost, or the broker starts again, meanwhile."""
-        count, size = len(index), sum(len(piece) for piece in pieces[::4])
-        self._counters.add("matched", count)
-        self._counters.add("bytes", size)
-        head = encode_head(count, [self.topic], times=True)
-        name = f"forward-{uuid.uuid4().hex}"
-        client = self._client
-        try:
-            for attempt in range(LOAD_ATTEMPTS):
-                try:
-                    client._finish(client._dialogue.load(f"{name}.{attempt}", count, (head, *index, *pieces)))
-                    self.position = client.commit(name, [f".{attempt}"])[1]
-                    break
-                except RefusedError as error:
-                    # Nothing is staged any more, or the connection was lost before the answer.
-                    lost = not isinstance(error, words.Refusal) or error.code == "unknown_transaction"
-                    if not lost or client._dialogue.refused is not None or attempt == LOAD_ATTEMPTS - 1:
-                        raise
-        except BaseException as error:
-            self._counters.drop("refused" if isinstance(error, words.Refusal) else "error", count)
-            raise
-        self._counters.add("delivered", count)
-        self._counters.set("last_ns", time.time_ns())
 
     def _publish_all(
         self, batch: Iterable[Buffer], properties: Properties, deadline: Deadline, times: array[int] | None = None
@@ -255,11 +236,14 @@ class Publisher(channel.Publisher):
     def _send(self, items: Any, properties: Properties, times: array[int] | None, own: list[Pending]) -> None:
         dialogue = self._client._dialogue
         pending = dialogue.publish(self.topic, items, self._options, properties, times)
+        self._sent(pending, total_bytes(items), own)
+
+    def _sent(self, pending: Pending, size: int, own: list[Pending]) -> None:
         own.append(pending)
         self._count += pending.count  # first: a signal's function may raise after the call
         self._under_way.append(pending)
         self._counters.add("matched", pending.count)
-        self._counters.add("bytes", total_bytes(items))
+        self._counters.add("bytes", size)
         self._counters.set("last_ns", time.time_ns())
         self._client._link.send()
 
@@ -384,7 +368,7 @@ def _ranges(batch: Sequence[Message], details: Sequence[IdAndKey]) -> Iterator[t
             bytes(message), words.encode_properties(message.properties), one.message_id.encode(), one.key.encode(),
         )  # fmt: skip
         more = sum(map(len, parts))
-        if index and (size + more > LOAD_BYTES or len(index) >= CHUNK):
+        if index and (size + more > RANGE_BYTES or len(index) >= CHUNK):
             yield index, pieces
             index, pieces, size = [], [], 0
         index.append(encode_entry(size, *map(len, parts), time_ns=_time_of(message)))
