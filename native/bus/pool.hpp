@@ -41,7 +41,7 @@ struct Pool {
         header->flags = flag_out | extra_flags;
         header->size = size;
         header->ordinal = 0;
-        header->timestamp_ns = 0;
+        header->timestamp_ns = INT64_MIN;  // Envelope::no_time, until it is published
         header->pool = this;
         header->generation = 0;
         header->taken = static_cast<std::uint32_t>(++taken);

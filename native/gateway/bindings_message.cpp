@@ -128,7 +128,7 @@ PyObject *as_dict(PyObject *properties) {
     return dict;
 }
 
-PyObject *build(PyTypeObject *type, PyObject *content, PyObject *dict, std::int64_t timestamp_ns) {
+PyObject *build(PyTypeObject *type, PyObject *content, PyObject *dict, std::int64_t timestamp_ns, bool clocked) {
     const Py_ssize_t text_size = properties_size(dict);
     if (text_size < 0) return nullptr;
     Py_buffer view;
@@ -155,6 +155,7 @@ PyObject *build(PyTypeObject *type, PyObject *content, PyObject *dict, std::int6
     }
     Envelope envelope;
     envelope.timestamp_ns = timestamp_ns;
+    envelope.clocked = clocked;
     envelope.properties = block->room();
     envelope.properties_size = static_cast<std::uint32_t>(text_size);
     envelope.size = static_cast<std::int64_t>(size);
@@ -173,14 +174,15 @@ PyObject *build(PyTypeObject *type, PyObject *content, PyObject *dict, std::int6
 PyObject *gateway_message_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
     static const char *keywords[] = {"content", "properties", "timestamp_ns", nullptr};
     PyObject *content = nullptr, *properties = nullptr;
-    long long timestamp = 0;
+    long long timestamp = Envelope::no_time;
     if (!PyArg_ParseTupleAndKeywords(arguments, names, "|OO$L", const_cast<char **>(keywords), &content, &properties,
                                      &timestamp))
         return nullptr;
     PyObject *dict = as_dict(properties);
     if (!dict) return nullptr;
+    const bool given = timestamp != Envelope::no_time;
     PyObject *nothing = content ? nullptr : PyBytes_FromStringAndSize(nullptr, 0);
-    PyObject *self = build(type, content ? content : nothing, dict, timestamp ? timestamp : wall_ns());
+    PyObject *self = build(type, content ? content : nothing, dict, given ? timestamp : wall_ns(), !given);
     Py_XDECREF(nothing);
     Py_DECREF(dict);
     return self;
@@ -207,6 +209,7 @@ PyObject *decode_from(PyTypeObject *type, Py_buffer &view, std::size_t skip, boo
     }
     Envelope envelope;
     envelope.timestamp_ns = wall_ns();
+    envelope.clocked = true;
     envelope.properties = base + (parts.properties - bytes);
     envelope.properties_size = parts.properties_size;
     envelope.data = base + (parts.content - bytes);
@@ -334,7 +337,8 @@ PyObject *encode_into(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
 PyObject *with_properties(PyObject *self, PyObject *properties) {
     PyObject *dict = as_dict(properties);
     if (!dict) return nullptr;
-    PyObject *other = build(Py_TYPE(self), self, dict, as_message(self)->envelope.timestamp_ns);
+    PyObject *other = build(Py_TYPE(self), self, dict, as_message(self)->envelope.timestamp_ns,
+                            as_message(self)->envelope.clocked);
     Py_DECREF(dict);
     return other;
 }
@@ -384,7 +388,7 @@ PyGetSetDef getset[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyType_Slot slots[] = {
-    {Py_tp_doc, const_cast<char *>("GatewayMessage(content=b'', properties=None, *, timestamp_ns=0)\n--\n\n"
+    {Py_tp_doc, const_cast<char *>("GatewayMessage(content=b'', properties=None, *, timestamp_ns=now)\n--\n\n"
                                    "What modules pass: properties (text to text) and content (bytes), never changed.\n\n"
                                    "bytes and messages given as content are kept by reference; anything else is "
                                    "copied.")},

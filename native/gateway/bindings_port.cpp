@@ -89,8 +89,10 @@ PyObject *stamped(PortObject *self, PyObject *message) {
     envelope.ordinal = ++self->ordinal;
     self->bytes += static_cast<std::uint64_t>(envelope.size);
     if (self->receiving != PyThread_get_thread_ident()) ++self->outside;
-    if (envelope.timestamp_ns < self->timestamp) envelope.timestamp_ns = self->timestamp;
-    self->timestamp = envelope.timestamp_ns;
+    if (envelope.clocked) {  // a time that was given stays
+        if (envelope.timestamp_ns < self->timestamp) envelope.timestamp_ns = self->timestamp;
+        self->timestamp = envelope.timestamp_ns;
+    }
     Py_XSETREF(base->channel, Py_NewRef(self->name));
     Py_XSETREF(base->source, Py_NewRef(reinterpret_cast<PyObject *>(self)));
     return message;

@@ -242,7 +242,7 @@ PyMethodDef batch_methods[] = {
 
 PyGetSetDef batch_getset[] = {
     {"ordinals", get_ordinals, nullptr, "Ordinals as a memoryview of unsigned 64-bit numbers.", nullptr},
-    {"timestamps_ns", get_timestamps, nullptr, "Times as a memoryview of signed 64-bit numbers.", nullptr},
+    {"timestamps_ns", get_timestamps, nullptr, "Times as a memoryview of signed 64-bit numbers; -2**63 where there is none.", nullptr},
     {"stored_ns", get_stored, nullptr, "Times of storing as a memoryview of signed 64-bit numbers; -2**63 where nothing was stored.", nullptr},
     {"sizes", get_sizes, nullptr, "Sizes in bytes as a memoryview of signed 64-bit numbers.", nullptr},
     {"positions", get_positions, nullptr, "Journal positions (-1: none) as a memoryview.", nullptr},

@@ -186,7 +186,10 @@ PyObject *get_stored(PyObject *self, void *) {
     if (stored_ns == Envelope::not_stored) Py_RETURN_NONE;
     return PyLong_FromLongLong(stored_ns);
 }
-PyObject *get_timestamp(PyObject *self, void *) { return PyLong_FromLongLong(as_message(self)->envelope.timestamp_ns); }
+PyObject *get_timestamp(PyObject *self, void *) { return PyLong_FromLongLong(as_message(self)->envelope.shown_time_ns()); }
+PyObject *get_timed(PyObject *self, void *) {
+    return PyBool_FromLong(as_message(self)->envelope.timestamp_ns != Envelope::no_time);
+}
 PyObject *get_position(PyObject *self, void *) { return optional_number(as_message(self)->envelope.position); }
 PyObject *get_id(PyObject *self, void *) { return optional_number(as_message(self)->envelope.id); }
 PyObject *get_vchan(PyObject *self, void *) { return optional_number(as_message(self)->envelope.vchan_id); }
@@ -259,7 +262,7 @@ PyObject *message_tp_new(PyTypeObject *type, PyObject *arguments, PyObject *name
                                      "vchan_id", "properties", "source", nullptr};
     PyObject *data;
     unsigned long long ordinal = 0;
-    long long timestamp = 0;
+    long long timestamp = Envelope::no_time;
     PyObject *channel = Py_None, *position = Py_None, *id = Py_None, *vchan = Py_None, *properties = Py_None,
              *source = Py_None;
     if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|$KLOOOOOO", const_cast<char **>(keywords), &data, &ordinal,
@@ -384,6 +387,7 @@ PyGetSetDef message_getset[] = {
     {"ordinal", get_ordinal, nullptr, "Number in its channel or topic, from 1.", nullptr},
     {"timestamp_ns", get_timestamp, nullptr,
      "Realtime nanoseconds: the time that its publisher gave it, or when it was published (then monotone per channel).", nullptr},
+    {"_timed", get_timed, nullptr, "Whether it has a time; timestamp_ns is 0 if not.", nullptr},
     {"stored_ns", get_stored, nullptr, "When a journal or broker stored it, monotone per journal; None elsewhere.", nullptr},
     {"channel", get_channel, nullptr, "Name of the channel or topic.", nullptr},
     {"position", get_position, nullptr, "Number in its journal across topics, or None.", nullptr},

@@ -44,7 +44,9 @@ struct Envelope {
     const std::uint8_t *data = nullptr;
     std::int64_t size = 0;
     std::uint64_t ordinal = 0;
-    std::int64_t timestamp_ns = 0;
+    // Any time but one is a time, also 0 and those before 1970; no_time where nobody gave one.
+    static constexpr std::int64_t no_time = INT64_MIN;
+    std::int64_t timestamp_ns = no_time;
     std::int64_t position = -1;
     std::int32_t id = -1;
     std::int32_t vchan_id = -1;
@@ -60,10 +62,12 @@ struct Envelope {
     static constexpr std::int64_t not_stored = INT64_MIN;
     std::int64_t stored_ns = not_stored;
     std::int8_t intact = -1;   // whether the checksum matches; -1: none was checked
+    bool clocked = false;      // its time is that of its making: nobody gave it one (gateway)
     bool activation = false;   // published by opening the publisher, not by publish()
     std::uint32_t metadata_size = 0;
     const std::uint8_t *metadata = nullptr;  // metadata of the reach, in memory that lives as long as data
 
+    std::int64_t shown_time_ns() const { return timestamp_ns == no_time ? 0 : timestamp_ns; }
     std::string_view encoded_properties() const { return at(0, properties_size); }
     std::string_view message_id() const { return at(properties_size, message_id_size); }
     std::string_view key() const { return at(std::size_t{properties_size} + message_id_size, key_size); }

@@ -181,6 +181,13 @@ std::int64_t number_or(nb::handle value, std::int64_t otherwise, std::int64_t mo
     return number;
 }
 
+std::int64_t time_or_now(nb::handle value) {
+    if (value.is_none()) return Outgoing::no_time;
+    std::int64_t number = PyLong_AsLongLong(value.ptr());
+    if (number == -1 && PyErr_Occurred()) throw nb::python_error();
+    return number;
+}
+
 std::uint64_t outlet_publish_as(OutletHandle &self, nb::handle data, nb::handle properties, nb::handle vchan_id,
                                 nb::handle ordinal, nb::handle timestamp_ns, std::uint64_t drops, nb::handle timeout,
                                 bool wait) {
@@ -193,7 +200,7 @@ std::uint64_t outlet_publish_as(OutletHandle &self, nb::handle data, nb::handle 
     message.data = bytes.data;
     message.size = bytes.size;
     message.ordinal = static_cast<std::uint64_t>(number_or(ordinal, 0, INT64_MAX, "ordinal"));
-    message.timestamp_ns = number_or(timestamp_ns, 0, INT64_MAX, "timestamp_ns");
+    message.timestamp_ns = time_or_now(timestamp_ns);
     message.vchan_plus_one = static_cast<std::uint32_t>(number_or(vchan_id, -1, INT32_MAX - 1, "vchan_id") + 1);
     message.properties = reinterpret_cast<const std::uint8_t *>(encoded.data());
     message.properties_size = static_cast<std::uint32_t>(encoded.size());

@@ -110,7 +110,7 @@ std::uint64_t Outlet::add(int fd, bool extended, const std::string &answer, std:
 void Outlet::give_past(Peer &peer) {
     const std::int64_t since = kept_.age_ns ? realtime_ns() - kept_.age_ns : INT64_MIN;
     for (Frame *frame : history_) {
-        if (frame->timestamp_ns < since) continue;
+        if (frame->published_ns < since) continue;
         ++peer.matched;
         ++peer.past_messages;
         peer.past_bytes += frame->size;
@@ -130,13 +130,14 @@ void Outlet::forget_oldest() {
 
 void Outlet::keep(Frame *frame, std::int64_t now) {
     if (!kept_.messages) return;
+    frame->published_ns = last_published_ns_;
     history_.push_back(frame);
     history_bytes_ += frame->size;
     frame->kept = true;
     ++frame->references;
     auto beyond = [&] {
         return history_.size() > kept_.messages || history_bytes_ > kept_.bytes ||
-               (kept_.age_ns && history_.front()->timestamp_ns < now - kept_.age_ns);
+               (kept_.age_ns && history_.front()->published_ns < now - kept_.age_ns);
     };
     while (history_.size() > 1 && beyond()) forget_oldest();
 }
@@ -274,9 +275,9 @@ bool Outlet::any_full(std::uint64_t size) const noexcept {
 Outgoing Outlet::stamped(const Outgoing &message, std::int64_t now) {
     Outgoing out = message;
     if (!out.ordinal) out.ordinal = last_ordinal_ + 1;
-    if (!out.timestamp_ns) out.timestamp_ns = std::max(now, last_timestamp_ns_);
+    last_published_ns_ = std::max(now, last_published_ns_);
+    if (out.timestamp_ns == Outgoing::no_time) out.timestamp_ns = last_published_ns_;
     last_ordinal_ = out.ordinal;
-    last_timestamp_ns_ = out.timestamp_ns;
     return out;
 }
 

@@ -177,7 +177,7 @@ class Outlet : public std::enable_shared_from_this<Outlet> {
     std::deque<Frame *> history_;  // the oldest first
     std::uint64_t history_bytes_ = 0;
     std::uint64_t last_ordinal_ = 0;
-    std::int64_t last_timestamp_ns_ = 0;
+    std::int64_t last_published_ns_ = 0;
     std::int64_t last_publish_ns_ = 0, first_unsent_ns_ = 0;
     std::uint64_t unsent_bytes_ = 0;
     bool armed_ = false;

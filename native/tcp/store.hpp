@@ -13,12 +13,13 @@
 
 namespace penstock::tcp {
 
-// What the caller says of a message besides its bytes. ordinal 0: the next one; timestamp 0: now.
+// What the caller says of a message besides its bytes. ordinal 0: the next one; no_time: now.
 struct Outgoing {
+    static constexpr std::int64_t no_time = INT64_MIN;
     const std::uint8_t *data = nullptr;
     std::uint64_t size = 0;
     std::uint64_t ordinal = 0;
-    std::int64_t timestamp_ns = 0;
+    std::int64_t timestamp_ns = no_time;
     std::uint64_t drops = 0;
     std::uint32_t vchan_plus_one = 0;
     const std::uint8_t *properties = nullptr;
@@ -37,6 +38,7 @@ struct Frame {
     std::uint64_t capacity;
     std::uint64_t ordinal;
     std::int64_t timestamp_ns;
+    std::int64_t published_ns;  // by this publisher's own clock, monotone; the age of what the history holds
     std::uint64_t drops;  // messages lost before this publisher got them, as far as its caller said
     Frame *next;
     std::uint8_t *payload() noexcept { return reinterpret_cast<std::uint8_t *>(this + 1); }

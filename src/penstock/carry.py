@@ -60,8 +60,8 @@ logger = logging.getLogger("penstock.carry")
 
 
 def time_of(message: Message[Any]) -> int | None:
-    """A message's time, None if it has none. What was stored has one, also 0; elsewhere 0 says that there is none."""
-    return message.timestamp_ns if message.timestamp_ns or message.position is not None else None
+    """A message's time, None if it has none. A time may be 0 or before 1970."""
+    return message.timestamp_ns if message._timed else None
 
 
 def total_bytes(batch: Any) -> int:

@@ -308,6 +308,15 @@ def _show_options(room: type, name: str) -> None:
     setattr(room, f"{name}_async", copy)
 
 
+class IdAndKey(Protocol):
+    """What a journal keeps of a message beside its data and properties; empty where it has none."""
+
+    @property
+    def message_id(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+
+
 class Publisher(Handle, Generic[T]):
     """One writing handle. ``T`` is the type of its values: bytes, unless a type was given."""
 
@@ -315,6 +324,8 @@ class Publisher(Handle, Generic[T]):
     carries_properties: ClassVar[bool] = False
     #: Whether ``publish_many`` takes ``properties=[{...}, ...]`` too, one for each message.
     carries_properties_of_many: ClassVar[bool] = False
+    #: Whether ``forward_details`` keeps ids and keys.
+    carries_details: ClassVar[bool] = False
     #: Whether ``reserve`` may wait for room, and takes ``timeout=``; elsewhere publishing the draft may wait.
     reserve_waits: ClassVar[bool] = False
 
@@ -369,6 +380,12 @@ class Publisher(Handle, Generic[T]):
         for message, one in zip(batch, properties, strict=True):
             publish(message, properties=one)
         return len(properties)
+
+    def forward_details(self, batch: Sequence[Message], details: Sequence[IdAndKey]) -> int:
+        """``forward`` with the id and the key of each message, which a ``Message`` does not hold, where
+        ``carries_details`` says that this reach keeps them.
+        """
+        return self.forward(batch)
 
     # --- in an event loop
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from penstock import address as addresses
 from penstock._core import journal as native
+from penstock.carry import time_of
 from penstock.channel import Ledger, Publisher, Terms, check_timeout
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.history import Opened, kept_of
@@ -24,6 +25,7 @@ from penstock.journal.disk import Disk, read_all
 from penstock.journal.follow import Follower
 from penstock.journal.journal import Journal
 from penstock.journal.layout import CHANNEL_NAME, TIME_NOW, encode_properties
+from penstock.journal.transaction import Entry
 from penstock.printable import printable
 
 if TYPE_CHECKING:
@@ -372,6 +374,22 @@ class DurablePublisher(Publisher):
             self._writer.stage_buffers(self._topic_id, items)
             self._flow.wake()
         return len(items)
+
+    def forward(self, batch: Batch | Sequence[Message]) -> int:
+        """Store messages of any reach with their times and properties; returns how many."""
+        if not self._wait:
+            for message in batch:
+                self.publish(message, properties=dict(message.properties) or None, timestamp_ns=time_of(message))
+            return len(batch)
+        self._check_usable()
+        if len(batch):
+            self.journal.commit(
+                Entry(self.topic, message, dict(message.properties) or None, timestamp_ns=time_of(message))
+                for message in batch
+            )
+            self._flow.committed.set()
+            self._flow.await_passed_on(self._writer.committed_position - 1)
+        return len(batch)
 
     def reserve(self, size: int) -> Draft:
         """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,20 @@ def test_what_goes_out_over_a_channel_comes_back_the_same(gateway: Gateway, reac
     eventually(lambda: len(sink.got) == len(MESSAGES))
     assert [(bytes(m), dict(m.properties)) for m in sink.messages] == MESSAGES
     assert [m.channel for m in sink.messages] == [address] * len(MESSAGES)
+
+
+def test_times_that_were_given_stay(gateway: Gateway, tmp_path: Path) -> None:
+    """Within the gateway, out of it and back in: 0 and times before 1970 too, in any order."""
+    address = address_of("journal", tmp_path)
+    gateway.add_link("source", address)
+    gateway.add_link(address, "sink")
+    times = [9 * 10**18, -9 * 10**18, -1, 0, 1]
+    source, sink = gateway.module("source"), gateway.module("sink")
+    for number, when in enumerate(times):
+        source.broker.publish(source, GatewayMessage(b"%d" % number, timestamp_ns=when))
+    eventually(lambda: len(sink.got) == len(times))
+    assert [message.timestamp_ns for message in sink.messages] == times
+    assert abs(GatewayMessage(b"").timestamp_ns - time.time_ns()) < 3600 * 10**9
 
 
 def test_that_modules_do_not_see_metadata_is_told_once(

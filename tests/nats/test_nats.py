@@ -530,7 +530,10 @@ def test_handles_are_closed_inside_of_an_event_loop(server: Server) -> None:
 
 def test_subjects_and_headers() -> None:
     assert check_subject("a.*.>", wildcards=True) == "a.*.>"
-    assert properties_of(headers_of({"a": "b"}, -5)) == ({"a": "b"}, -5)
+    for when in (-(2**63) + 1, -9_000_000_000_000_000_000, -5, 0, 1, 2**63 - 1):
+        assert properties_of(headers_of({"a": "b"}, when)) == ({"a": "b"}, when)
+    for wrong in ("-", "", "9" * 19, "-" + "9" * 19, "1" * 20, "\u0661", "-9223372036854775808"):
+        assert properties_of({"Penstock-Time-Ns": wrong}) == ({}, None)
     assert properties_of({"Nats-Sequence": "4", "Penstock-Time-Ns": "x"}) == ({}, None)
     assert headers_of({}, None) is None and properties_of(None) == ({}, None)
 

@@ -21,7 +21,7 @@ class Message(Generic[T]):
         data: Any,
         *,
         ordinal: int = 0,
-        timestamp_ns: int = 0,
+        timestamp_ns: int = ...,
         channel: str | None = None,
         position: int | None = None,
         id: int | None = None,
@@ -33,6 +33,8 @@ class Message(Generic[T]):
     def ordinal(self) -> int: ...
     @property
     def timestamp_ns(self) -> int: ...
+    @property
+    def _timed(self) -> bool: ...
     @property
     def stored_ns(self) -> int | None: ...
     @property

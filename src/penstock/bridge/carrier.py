@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from penstock import _core
-from penstock.carry import Carry
+from penstock.carry import Carry, time_of
 from penstock.channel import Publisher
 
 
@@ -49,7 +49,7 @@ class Carrier(Carry):
         def send(messages: Sequence[Any]) -> None:
             for message in messages:
                 publish(
-                    message, vchan_id=vchan_id, ordinal=message.ordinal, timestamp_ns=message.timestamp_ns,
+                    message, vchan_id=vchan_id, ordinal=message.ordinal, timestamp_ns=time_of(message),
                     properties=dict(message.properties) or None,
                 )  # fmt: skip
 

@@ -500,7 +500,7 @@ class Broker:
             piece = large.left.popleft()
             batch = piece.batch
             positions = self.publish(batch, **({"timestamps_ns": batch.timestamps_ns} if piece.timed else {}))
-            self._note_identifiers(large.account, batch, positions)
+            self.note_identifiers(large.account, batch, positions)
             large.first, large.last = large.first or positions[0], positions[-1]
             size += batch_bytes(batch) + MESSAGE_BYTES * len(batch)
         if large.left:
@@ -529,8 +529,8 @@ class Broker:
             large.taken.clear()
             large.done = True
 
-    def _note_identifiers(self, account: str, batch: Batch, positions: Sequence[int]) -> None:
-        """Note the message ids of what a transaction stores. The transaction itself is not deduplicated; a later
+    def note_identifiers(self, account: str, batch: Batch, positions: Sequence[int]) -> None:
+        """Note the message ids of what a transaction or a range stores. They themselves are not deduplicated; a later
         publish with one of these ids is a duplicate.
         """
         found = message_ids(batch, len(batch), MAX_NAME_BYTES)

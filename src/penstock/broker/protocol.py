@@ -47,6 +47,8 @@ LIST_STEP = 8  # queues that LIST describes in one step
 MAX_DEAD_LETTER_NAME_BYTES = 245  # "$dead.NAME" and "NAME.dead" are names too
 
 _PUBLISH_OPTIONS = {"id": str, "ttl_ms": int, "delay_ms": int, "at_ns": int}
+_RANGE = "LOAD " + words.PUBLISH_RANGE  # a LOAD that publishes
+MAX_RANGE_MESSAGES = 16_384  # of such a LOAD
 _TIMED = "time_ns"  # the scanner's option for publishes that bring their own times
 _QUEUE_OPTIONS = {
     "topics": str, "ack_timeout_ms": int, "max_deliveries": int, "ttl_ms": int, "exclusive": int, "temporary": int,
@@ -134,13 +136,12 @@ class Protocol(Session):
 
     def _advance(self, step: Callable[[], Answer | Work]) -> None:
         """Run one step of a command. When it is done it is answered here, and nowhere else."""
-        verb, requests = self._work
         before = self.broker.changes
         try:
             answer = step()
         except Refusal as refusal:
             self.work = None
-            self._refuse(verb, requests, refusal)
+            self._refuse(*self._work, refusal)
             return
         finally:
             if self.broker.changes != before:
@@ -148,7 +149,7 @@ class Protocol(Session):
         if isinstance(answer, Generator):
             self.work = answer
         elif self.hello:
-            self._finish(verb, requests, answer)
+            self._finish(*self._work, answer)
 
     def _call(self, verb: str, rest: str, batch: Batch | None) -> Answer | Work:
         if verb == words.REFUSED:
@@ -169,6 +170,13 @@ class Protocol(Session):
                 raise RuntimeError(f"{requests} publishes have {len(positions)} answers")
             self.confirms = True
             self.confirm(positions)
+        elif verb == _RANGE:  # one request, however many messages
+            stored: Any = answer
+            self.confirms = True
+            if isinstance(stored, range):
+                self.answer(1, words.ok_line(stored[0], stored[-1]), True)
+            else:  # a store whose positions have gaps
+                self.confirm(stored)
         elif answer is not None:
             self.confirms = self.confirms or (verb in VERBS and VERBS[verb].stores)
             self.answer(requests, answer)  # type: ignore[arg-type]
@@ -183,7 +191,7 @@ class Protocol(Session):
             raise Disconnect(refusal.text) from None
         if verb in VERBS and not VERBS[verb].answered:
             raise Disconnect(refusal.text) from None  # these requests have no answer that could carry the error
-        publishes = verb in ("PUB", words.REFUSED) and bool(self.producer)
+        publishes = verb in ("PUB", _RANGE, words.REFUSED) and bool(self.producer)
         for _ in range(1 if publishes else requests):
             self.answer(1, words.error_line(refusal.code, refusal.text), publishes)
         if publishes:
@@ -223,7 +231,7 @@ class Protocol(Session):
         self.token = str(options["token"]) if "token" in options else None
         self.rights = self.host.rights_of(self.token, self)
         self.name = str(options.get("name", ""))[:255]
-        more = b" times=1" if self.hello > 1 else b""
+        more = b" times=1 ranges=1" if self.hello > 1 else b""
         if options.get("producer"):
             self.producer = self.own(str(options["producer"]), "producer")
             self.host.take_over(self.producer, self)
@@ -359,12 +367,35 @@ class Protocol(Session):
         return b"STAGED %d\n" % len(batch)
 
     def load(self, transaction: str, batch: Batch) -> Answer:
-        """LOAD <transaction> <length>: keep a range of messages, as FETCH gives it, until COMMIT."""
+        """LOAD <transaction> <length>: keep a range of messages, as FETCH gives it, until COMMIT. With ``$publish`` in
+        place of the transaction they are published at once.
+        """
+        if transaction == words.PUBLISH_RANGE:
+            self._work = (_RANGE, 1)
+            return self._publish_range(batch)
         name = self.own(transaction, "transaction")
         messages, timed = self._range(bytes(batch[0]))
         self.loaded += len(messages) - 1
         self.broker.transactions.stage(name, messages, timed=timed)
         return b"STAGED %d\n" % len(messages)
+
+    def _publish_range(self, batch: Batch) -> Sequence[int]:
+        """Publish a range as one part of the next commit. An id that is known leaves nothing out."""
+        if self.host.draining and self.producer:
+            raise Disconnect("the broker is shutting down")
+        if self.host.draining:
+            raise Refusal("unavailable", "the broker is shutting down")
+        messages, timed = self._range(bytes(batch[0]))
+        if len(messages) > MAX_RANGE_MESSAGES:
+            raise Refusal("bad_range", f"at most {MAX_RANGE_MESSAGES} messages are published as one range")
+        self.loaded += len(messages) - 1
+        self.broker.check_topics({name for name in batch_names(messages) if name})
+        self.broker.check_room(messages)
+        positions = self.broker.publish(messages, **_times(messages, timed))
+        self.broker.note_identifiers(self.rights.owner, messages, positions)
+        if self.producer:
+            self.broker.produced(self.producer, positions)
+        return positions
 
     def _range(self, data: bytes) -> tuple[Batch, bool]:
         """The messages of a range, and whether they keep their times."""

@@ -168,11 +168,15 @@ def decode_range(data: bytes) -> Range:
     return Range(fields, memoryview(data)[len(head) + len(newline) :])
 
 
-def encode_entry(offset: int, length: int, properties: int, message_id: int, key: int, topic: int = 0) -> bytes:
-    """The index entry of a message to be staged without a time of its own; the broker assigns position and ordinal."""
+def encode_entry(
+    offset: int, length: int, properties: int, message_id: int, key: int, topic: int = 0, *, time_ns: int = 0
+) -> bytes:
+    """The index entry of a message to be staged; the broker assigns position and ordinal. ``time_ns`` counts only
+    where the head says that times do.
+    """
     if message_id > 65535 or key > 65535:
         raise InvalidArgument("a message id and a key have at most 65535 bytes")
-    return ENTRY.pack(-1, 0, 0, offset, length, topic, properties, message_id, key)
+    return ENTRY.pack(-1, 0, time_ns, offset, length, topic, properties, message_id, key)
 
 
 def encode_head(count: int, topics: Sequence[str], *, times: bool = False) -> bytes:

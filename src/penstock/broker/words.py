@@ -16,6 +16,7 @@ from penstock.journal import layout
 
 MAX_NUMBER = 1 << 62  # so that the sum of two still fits into 64 bits
 MAX_MILLISECONDS = 10**12  # some thirty years
+PUBLISH_RANGE = "$publish"  # in place of a transaction: publish the range at once
 DEFAULT_TOPIC = "default"
 OWN_PROPERTIES = frozenset({"$topic", "$due_ns", "$expires_ns", "$queue", "$reason", "$position"})  #: the broker's
 TEMPORARY = "temporary."  #: prefix of queues that our subscribers make for themselves

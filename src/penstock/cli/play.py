@@ -45,7 +45,8 @@ def play(
     """Play a recording back in order, at its own speed or another.
 
     Without --map each topic goes back to the address that it was recorded from. tcp://, journal: and broker:// keep the
-    recorded times; at shm: a message has the time at which it is played.
+    recorded times; at shm: a message has the time at which it is played. journal: and broker:// keep message ids and
+    keys too. Every message is stored, also at a broker that knows its id: a recording can be played again.
 
     Example: [green]penstock play run1 --speed 2 --map camera.front=shm:/replay --for 30s[/]
     """

@@ -22,6 +22,7 @@ from typing import Any
 
 from penstock._core import Message
 from penstock._core.gateway import GatewayMessage
+from penstock.carry import time_of
 from penstock.channel import Publisher
 from penstock.errors import ProtocolError
 
@@ -38,12 +39,11 @@ MAX_FRAME_BYTES = 1 << 31
 def send(publisher: Publisher, messages: Sequence[GatewayMessage], bare: bool = False) -> None:
     """Publish each of them in order."""
     if publisher.carries_properties_of_many:
-        publish: Any = publisher.publish_many
-        publish(messages, properties=[dict(message.properties) for message in messages])
+        publisher.forward(list(messages))  # with their times
     elif publisher.carries_properties:
-        publish = publisher.publish
+        publish: Any = publisher.publish
         for message in messages:
-            publish(message, properties=dict(message.properties))
+            publish(message, properties=dict(message.properties), timestamp_ns=message.timestamp_ns)
     elif bare:
         publisher.publish_many(messages)
     else:
@@ -59,7 +59,10 @@ def arrived(message: Message) -> GatewayMessage:
             return GatewayMessage.from_bytes(memoryview(message))
         except ProtocolError:
             pass  # content that happens to begin like the byte form
-    return GatewayMessage(memoryview(message), message.properties, timestamp_ns=message.timestamp_ns)
+    given = time_of(message)
+    if given is None:
+        return GatewayMessage(memoryview(message), message.properties)
+    return GatewayMessage(memoryview(message), message.properties, timestamp_ns=given)
 
 
 def framed(

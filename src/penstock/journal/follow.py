@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._core import Counters, Draft
 from penstock._core import journal as native
 from penstock.carry import time_of, total_bytes
-from penstock.channel import Ledger, Publisher, Subscriber, Terms, check_subscribers, check_timeout
+from penstock.channel import IdAndKey, Ledger, Publisher, Subscriber, Terms, check_subscribers, check_timeout
 from penstock.errors import ClosedError, CorruptionError, InvalidArgument
 from penstock.journal import presence
 from penstock.journal.books import Books
@@ -258,7 +258,7 @@ NO_DETAILS = Details("", "")
 class JournalPublisher(Publisher):
     """Appends to one topic; each ``publish`` is on disk when it returns."""
 
-    carries_properties = carries_properties_of_many = True
+    carries_properties = carries_properties_of_many = carries_details = True
 
     def __init__(self, journal: Journal, topic: str) -> None:
         self._journal = self.journal = journal
@@ -322,8 +322,12 @@ class JournalPublisher(Publisher):
         """Store messages of any reach, with their times and properties, as one atomic batch."""
         return self.forward_together([(self, message) for message in batch])
 
+    def forward_details(self, batch: Sequence[Message], details: Sequence[IdAndKey]) -> int:
+        """``forward`` with the id and the key of each."""
+        return self.forward_together([(self, message) for message in batch], details)
+
     def forward_together(
-        self, pairs: Sequence[tuple[JournalPublisher, Message]], details: Sequence[Details] | None = None
+        self, pairs: Sequence[tuple[JournalPublisher, Message]], details: Sequence[IdAndKey] | None = None
     ) -> int:
         """``forward`` for this and other publishers of its journal: one atomic batch, in this order. ``details``: the
         id and the key of each, which a ``Message`` does not hold.

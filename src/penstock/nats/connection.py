@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import ssl
 import threading
@@ -23,6 +24,7 @@ from penstock.throttle import Throttle
 
 log = logging.getLogger("penstock.nats")
 TIME_HEADER = "Penstock-Time-Ns"
+_TIME = re.compile(r"-?[0-9]{1,19}")
 MAX_HEADERS_BYTES = 64 << 10
 FLUSH_POLL_S = 0.02
 Result = TypeVar("Result")
@@ -124,8 +126,8 @@ def properties_of(headers: Mapping[str, str] | None) -> tuple[dict[str, str], in
     """Headers as properties, without those of the server; and the publisher's time, if there is one."""
     found = {name: value for name, value in (headers or {}).items() if not name.lower().startswith("nats-")}
     time_ns = found.pop(TIME_HEADER, "")
-    known = time_ns.removeprefix("-").isdigit() and time_ns.isascii() and len(time_ns) < 20
-    return found, int(time_ns) if known else None
+    number = int(time_ns) if _TIME.fullmatch(time_ns) else None
+    return found, number if number is not None and -(2**63) < number < 2**63 else None
 
 
 def _client_of(access: Access) -> Any:

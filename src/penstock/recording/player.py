@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock.carry import due
 from penstock.errors import InvalidArgument, nearest
-from penstock.journal import Journal
+from penstock.journal import Details, Journal
 from penstock.recording.span import check_topics, topic_names
 from penstock.recording.story import Story
 from penstock.secrecy import without_secrets
@@ -141,13 +141,17 @@ class Player:
             if isinstance(place, Journal):
                 self._store(place, together)
             else:
-                place.forward([message for _, _, message in together])
+                messages = [message for _, _, message in together]
+                if place.carries_details:
+                    place.forward_details(messages, _details(together))
+                else:
+                    place.forward(messages)
                 self._count(together)
 
     def _store(self, place: Journal, together: list[tuple[str, Journal, Message]]) -> None:
         """One atomic batch. A Ctrl-C during the call may be raised before or after it was stored: the journal knows."""
         pairs: list[tuple[Any, Message]] = [(self._publishers[name], message) for name, _, message in together]
-        details = [journal.details(message.position or 0) for _, journal, message in together]
+        details = _details(together)
         before = place.frontier
         try:
             pairs[0][0].forward_together(pairs, details)
@@ -162,6 +166,10 @@ class Player:
     def _place(self, name: str) -> Any:
         publisher = self._publishers[name]
         return getattr(publisher, "journal", publisher)
+
+
+def _details(items: list[tuple[str, Journal, Message]]) -> list[Details]:
+    return [journal.details(message.position or 0) for _, journal, message in items]
 
 
 def _time_ns(item: tuple[Journal, Message]) -> int:

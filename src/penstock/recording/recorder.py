@@ -63,7 +63,7 @@ class Source:
     bytes: int = 0
     lost: dict[str, int] = field(default_factory=dict)
     missed: int = 0
-    waiting: deque[Entry] = field(default_factory=deque)
+    waiting: deque[tuple[float, Entry]] = field(default_factory=deque)  # since when
     waiting_bytes: int = 0
     error: str = ""
     unreached: str = ""  #: why nobody answered at first; of no account once somebody has
@@ -369,7 +369,7 @@ class Recorder:
         """What was held back before the trigger."""
         if not any(source.waiting for source in self.sources):
             return
-        lanes = [[(source, entry) for entry in source.waiting] for source in self.sources]
+        lanes = [[(source, entry) for _, entry in source.waiting] for source in self.sources]
         held = list(heapq.merge(*lanes, key=lambda pair: pair[1].timestamp_ns or 0))
         for source in self.sources:
             source.waiting, source.waiting_bytes = deque(), 0
@@ -441,14 +441,15 @@ class Recorder:
     def _hold(self, source: Source, entries: list[Entry]) -> None:
         """Keep the last seconds; the bound in bytes holds whatever the rate."""
         assert self.plan.pre_buffer_s is not None
+        now = time.monotonic()  # a message's own time is no measure: its publisher may give it any
         for entry in entries:
-            source.waiting.append(entry)
+            source.waiting.append((now, entry))
             source.waiting_bytes += len(memoryview(entry.data))
         self._give_back(len(entries))  # they count when they are stored
-        oldest_ns = time.time_ns() - int(self.plan.pre_buffer_s * 1e9)
+        oldest = now - self.plan.pre_buffer_s
         limit = PRE_BUFFER_BYTES // max(1, len(self.sources))
-        while source.waiting and ((source.waiting[0].timestamp_ns or 0) < oldest_ns or source.waiting_bytes > limit):
-            source.waiting_bytes -= len(memoryview(source.waiting.popleft().data))
+        while source.waiting and (source.waiting[0][0] < oldest or source.waiting_bytes > limit):
+            source.waiting_bytes -= len(memoryview(source.waiting.popleft()[1].data))
 
     def _note_losses(self, source: Source, tape: Tape) -> None:
         dropped = dict(source.subscriber.ledger.dropped)

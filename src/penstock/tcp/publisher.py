@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock._core import tcp as native
 from penstock.address import check_host, is_loopback
+from penstock.carry import time_of
 from penstock.channel import Ledger, Overflow, Terms, check_subscribers, check_timeout, choose
 from penstock.channel import Publisher as PublisherContract
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
@@ -194,7 +195,7 @@ class Publisher(PublisherContract):
         for message in batch:  # of a list, the native core would take the payloads only
             self.publish(
                 message, properties=dict(message.properties) or None, vchan_id=message.vchan_id,
-                ordinal=message.ordinal, timestamp_ns=message.timestamp_ns,
+                ordinal=message.ordinal, timestamp_ns=time_of(message),
             )  # fmt: skip
         return len(batch)
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from penstock.channel import LOG_FAILURES_S, Handle, Ledger, Publisher, Reservation, Subscriber
+from penstock.channel import LOG_FAILURES_S, Handle, IdAndKey, Ledger, Publisher, Reservation, Subscriber
 from penstock.errors import ClosedError, DecodeError, InvalidArgument
 from penstock.types.codec import ArrayDraft, Codec, codec_of
 from penstock.types.schema import Terms
@@ -72,7 +72,7 @@ class TypedPublisher(_Wrapper, Publisher[T]):
         self.codec = codec
         self._encode = codec.encode
         vars(self)["publish"] = _publishing(inner.publish, codec)  # so that a message costs only one Python call
-        words = ("carries_properties", "carries_properties_of_many")
+        words = ("carries_properties", "carries_properties_of_many", "carries_details")
         vars(self).update({word: getattr(inner, word) for word in words})
 
     def publish(self, value: T, **options: Any) -> int | None:  # type: ignore[override]  # bytes are for forward()
@@ -129,6 +129,10 @@ class TypedPublisher(_Wrapper, Publisher[T]):
     def forward(self, batch: Batch | Sequence[Message]) -> int:
         """Publish messages of any reach unchanged, without decoding them."""
         return self.inner.forward(batch)
+
+    def forward_details(self, batch: Sequence[Message], details: Sequence[IdAndKey]) -> int:
+        """``forward`` with the id and the key of each."""
+        return self.inner.forward_details(batch, details)
 
     def _publish_now(self, data: Any, options: Mapping[str, Any]) -> int | None:
         encoded = self._encode(data)

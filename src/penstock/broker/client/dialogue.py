@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock._core.broker import Scanner, publish_lines
@@ -53,7 +53,7 @@ class Pending:
 
     __slots__ = (
         "asked", "convert", "count", "data", "done", "duplicate", "ends", "error", "first", "last", "left", "messages",
-        "publishes", "refused", "repeat", "sent", "stages", "value",
+        "publishes", "refused", "repeat", "sent", "stages", "value", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +63,7 @@ class Pending:
         *,
         publishes: bool = False,
         stages: bool = False,
+        whole: bool = False,
         repeat: bool = True,
         ends: bool = False,
         convert: Callable[[Any], Any] | None = None,
@@ -74,6 +75,7 @@ class Pending:
         self.done = count == 0
         self.publishes = publishes
         self.stages = stages
+        self.whole = whole  # one request for all of its messages: a refusal is one answer too
         self.repeat = repeat
         self.ends = ends  # the end of the connection is the answer
         self.convert = convert  # parses the answer; an exception means that the answer is invalid
@@ -124,6 +126,7 @@ class Dialogue:
         self.ready = False
         self.version = VERSION
         self.times = False  # whether the broker accepts publishers' times; an older version does not
+        self.ranges = False  # whether it accepts messages with ids and keys as ranges
         self.journal = ""
         self.one_store = False  # several brokers of one store: another one's positions and numbers mean nothing
         self.refused: PenstockError | None = None  # the broker has refused this client: do not try again
@@ -191,6 +194,12 @@ class Dialogue:
         head = f"STAGE {transaction} {words.check_topic(topic)}".encode()
         data = publish_lines(head, items, b"", self.max_message_bytes, properties)
         return self._add(Pending(data, len(items), stages=True, repeat=False))
+
+    def publish_range(self, count: int, parts: Iterable[bytes]) -> Pending:
+        """Publish ``count`` messages as one range (``ranges.py``): all of them are stored, or none."""
+        data = b"".join(parts)
+        line = f"LOAD {words.PUBLISH_RANGE} {len(data)}\n".encode()
+        return self._add(Pending(line + data + b"\n", count, publishes=True, whole=True))
 
     def subscribe(self, queue: str, options: str, receive: Callable[[Batch], None]) -> Pending:
         """Subscribe to a queue, again on every new connection."""
@@ -466,8 +475,9 @@ class Dialogue:
                 other.settle(error=error)
             raise _TryAgain(error.text)
         pending.error = pending.error or error
-        pending.refused += 1
-        pending.left -= 1
+        refused = pending.left if pending.whole else 1
+        pending.refused += refused
+        pending.left -= refused
         pending.data = pending.data[_offset(pending.data, pending.count - pending.left) :] if pending.left else b""
         pending.count = pending.left
         if not pending.left:
@@ -493,6 +503,7 @@ class Dialogue:
         most = words.number(fields.get("max_message_bytes", f"{words.MAX_NUMBER}"), "max_message_bytes")
         self.max_message_bytes = min(self.max_message_bytes, most)
         self.times = "times" in fields
+        self.ranges = "ranges" in fields
         self.ready = True
         self._known_stored(words.number(fields.get("last", "0"), "last"), fields.get("positions", ""))
         asked = {pending.data for pending in self._waiting}

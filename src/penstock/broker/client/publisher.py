@@ -14,7 +14,7 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +25,19 @@ from penstock.broker import words
 from penstock.broker.client.clients import Client
 from penstock.broker.client.requests import encode_many, non_negative_int, publish_options, times_of
 from penstock.broker.hosts import settled
+from penstock.broker.ranges import encode_entry, encode_head
 from penstock.carry import time_of, total_bytes
 from penstock.channel import Deadline, Ledger, check_subscribers
-from penstock.errors import ClosedError, InvalidArgument
+from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.journal.layout import TIME_NOW
 
 if TYPE_CHECKING:
     from penstock._core import Batch, Draft, Message
     from penstock.broker.client.dialogue import Pending, Properties
-    from penstock.channel import Buffer
+    from penstock.channel import Buffer, IdAndKey
 
 CHUNK = 8192  # messages of publish_many that are encoded at a time
+RANGE_BYTES = 4 << 20  # of messages that are sent as one range
 LOOK_S = 0.02  # how often wait_ready checks
 END_S = 1.0  # how long close waits for a publish of another thread
 CLOSED = "this publisher was closed"
@@ -44,7 +46,7 @@ CLOSED = "this publisher was closed"
 class Publisher(channel.Publisher):
     """A publisher to one topic of a broker."""
 
-    carries_properties = carries_properties_of_many = True
+    carries_properties = carries_properties_of_many = carries_details = True
 
     def __init__(
         self,
@@ -154,6 +156,34 @@ class Publisher(channel.Publisher):
             return self._publish_all(batch, properties, Deadline(None), times)
         return self._publish_all(batch, None, Deadline(None), times)
 
+    def forward_details(self, batch: Sequence[Message], details: Sequence[IdAndKey]) -> int:
+        """``forward`` with the id and the key of each message, which the broker stores with it.
+
+        An id that the broker knows does not leave a message out, so that what has gone before can go again. A later
+        ``publish`` with one of these ids is a duplicate, as after any other message with an id.
+        """
+        if not any(one.message_id or one.key for one in details):
+            return self.forward(batch)
+        if self._options:
+            raise InvalidArgument("ttl_s: messages with ids or keys cannot be given a time to live")
+        own: list[Pending] = []
+        with self._turn:
+            self._check()
+            dialogue = self._client._dialogue
+            if not dialogue.ranges:
+                raise RefusedError("this broker is of an older version, which cannot keep message ids and keys")
+            try:
+                for index, pieces in _ranges(batch, details):
+                    head = encode_head(len(index), [self.topic], times=True)
+                    pending = dialogue.publish_range(len(index), (head, *index, *pieces))
+                    self._sent(pending, sum(map(len, pieces[::4])), own)
+                    self._settle(max(self._unconfirmed, 4 * CHUNK))
+                self._settle(self._unconfirmed)
+            except TimeoutError as error:
+                self._take_back(own, error)
+                raise
+        return len(batch)
+
     def _publish_all(
         self, batch: Iterable[Buffer], properties: Properties, deadline: Deadline, times: array[int] | None = None
     ) -> int:
@@ -206,11 +236,14 @@ class Publisher(channel.Publisher):
     def _send(self, items: Any, properties: Properties, times: array[int] | None, own: list[Pending]) -> None:
         dialogue = self._client._dialogue
         pending = dialogue.publish(self.topic, items, self._options, properties, times)
+        self._sent(pending, total_bytes(items), own)
+
+    def _sent(self, pending: Pending, size: int, own: list[Pending]) -> None:
         own.append(pending)
         self._count += pending.count  # first: a signal's function may raise after the call
         self._under_way.append(pending)
         self._counters.add("matched", pending.count)
-        self._counters.add("bytes", total_bytes(items))
+        self._counters.add("bytes", size)
         self._counters.set("last_ns", time.time_ns())
         self._client._link.send()
 
@@ -323,6 +356,26 @@ class Publisher(channel.Publisher):
     def closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._closing
+
+
+def _ranges(batch: Sequence[Message], details: Sequence[IdAndKey]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """The messages as ranges: the index and, four for each message, the bytes."""
+    index: list[bytes] = []
+    pieces: list[bytes] = []
+    size = 0
+    for message, one in zip(batch, details, strict=True):
+        parts = (
+            bytes(message), words.encode_properties(message.properties), one.message_id.encode(), one.key.encode(),
+        )  # fmt: skip
+        more = sum(map(len, parts))
+        if index and (size + more > RANGE_BYTES or len(index) >= CHUNK):
+            yield index, pieces
+            index, pieces, size = [], [], 0
+        index.append(encode_entry(size, *map(len, parts), time_ns=_time_of(message)))
+        pieces += parts
+        size += more
+    if index:
+        yield index, pieces
 
 
 def _time_of(message: Message) -> int:

@@ -95,17 +95,13 @@ def _size(row: Any) -> int:
 
 
 def _forward(target: Publisher, run: list[Any]) -> None:
-    """Publish rows; a journal stores their ids and keys too, as far as the frame has them."""
+    """Publish rows; a journal and a broker store their ids and keys too, as far as the frame has them."""
     # Here, since the driver alone publishes; executors may have no native code.
-    from penstock.journal.follow import JournalPublisher
     from penstock.journal.journal import Details
 
     messages = [_message(row) for row in run]
-    if not isinstance(target, JournalPublisher):
-        target.forward(messages)
-        return
     details = [Details(getattr(row, "message_id", None) or "", getattr(row, "key", None) or "") for row in run]
-    target.forward_together([(target, message) for message in messages], details)
+    target.forward_details(messages, details)
 
 
 def _message(row: Any) -> Message:
@@ -113,11 +109,7 @@ def _message(row: Any) -> Message:
     from penstock._core import Message
 
     properties = getattr(row, "properties", None)
-    # A row has its time, also 0, which counts as one where a message has a position.
-    position = getattr(row, "position", None) or 0
-    return Message(
-        row.payload or b"", timestamp_ns=row.timestamp_ns, position=position, properties=dict(properties or {})
-    )
+    return Message(row.payload or b"", timestamp_ns=row.timestamp_ns, properties=dict(properties or {}))
 
 
 class _Publishers:
