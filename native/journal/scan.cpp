@@ -54,6 +54,7 @@ class Scanner {
    private:
     bool acceptable(std::uint64_t at) const {
         std::uint64_t first = load<BatchHeader>(data_ + at).first_position;
+        if (first >> 62) return false;  // no journal gets so far: one more than it must not overflow
         return first == position_ || (first > position_ && range_.gaps_allowed);
     }
 
@@ -163,8 +164,8 @@ class Scanner {
             std::uint32_t magic;
             std::memcpy(&magic, data_ + at, 4);
             if (magic != batch_magic) continue;
-            if (check_batch(data_ + at, size_ - at, range_.nonce) && load<BatchHeader>(data_ + at).first_position >= position_)
-                return at;
+            const std::uint64_t first = load<BatchHeader>(data_ + at).first_position;
+            if (check_batch(data_ + at, size_ - at, range_.nonce) && first >= position_ && !(first >> 62)) return at;
             count_failure(at);
         }
         return size_;
