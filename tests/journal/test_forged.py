@@ -147,6 +147,17 @@ def test_batches_that_claim_each_other_cost_no_more_than_the_log(tmp_path: Path)
     assert scan["damage"]
 
 
+@pytest.mark.parametrize("first", [2**62, 2**63, 2**64 - 1])
+def test_a_batch_at_a_position_that_no_journal_reaches_is_none(first: int) -> None:
+    words = struct.pack("<IBBHHHIIIIQqq", 56, 1, 0, 0, 0, 0, 1, 0, 0, first & 0xFFFFFFFF, 1, 1, 1)
+    checksum = struct.pack("<I", native.crc32c(words, native.crc32c(struct.pack("<QQ", 77, first))))
+    head = struct.pack("<QQIIQqQI", 77, first, 1, 1, 64 + 56, 0, 1, 0)
+    head += struct.pack("<I", native.crc32c(head))
+    batch = struct.pack("<II", 0x54414250, native.crc32c(checksum, native.crc32c(head))) + head
+    scan = native.scan(bytes(layout.SEGMENT_HEADER_BYTES) + batch + checksum + words, 77, 1, 2**64 - 1, 0, True)
+    assert (scan["index"], scan["next_position"]) == (b"", 1)
+
+
 def test_columns_split_by_what_stands_beside_the_data(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         for _ in range(8):
