@@ -1,4 +1,4 @@
-# The commands: run, test, spark, build, lint, check, pythons, bench, steady, wheel, wheel-test, docs, pictures, stress, audit, model, torture, clean. Each sets up what it needs.
+# The commands: run, test, spark, build, lint, check, pythons, bench, steady, wheel, wheel-test, docs, pictures, stress, fuzz, audit, model, torture, clean. Each sets up what it needs.
 
 # PYTHON=/path/to/python3.13 picks an interpreter; each but python3 has an environment of its own, named by its version.
 PYTHON ?= python3
@@ -11,7 +11,7 @@ JOBS ?= 2
 CONSTRAINTS ?= constraints.txt
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: run test spark build check lint pythons bench steady wheel wheel-test stress audit model torture docs pictures clean tools system
+.PHONY: run test spark build check lint pythons bench steady wheel wheel-test stress fuzz audit model torture docs pictures clean tools system
 
 run: build
 	@echo "running the demo for a minute: $(BIN)/penstock demo"
@@ -108,6 +108,11 @@ stress: build
 	$(PYTEST) tests/crash -m spark --kills 3 $(ARGUMENTS)
 	$(PYTEST) tests/crash/test_lake_kill.py --kills 100 --timeout 0 $(ARGUMENTS)
 	PENSTOCK_FUZZ=1000000 $(PYTEST) tests/fuzz $(ARGUMENTS)
+
+# Coverage-guided fuzzing of the native decoders, SECONDS_EACH for each target (TARGETS names some); fails on a find.
+fuzz: tools
+	@sh scripts/system_packages.sh clang && sh scripts/system_packages.sh libclang-rt-$$(clang -dumpversion | cut -d. -f1)-dev
+	$(MAKE) -C native/tests/fuzz PYTHON=$(PYTHON)
 
 # What other people's tools find in the code: known holes of what is installed, cppcheck and clang-tidy over the native core.
 # (ruff has bandit's rules: `make lint`.)

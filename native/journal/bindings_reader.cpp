@@ -68,6 +68,8 @@ template <typename Stretch>
 nb::object gathered(const std::vector<Found> &found, Stretch stretch) {
     std::size_t total = 0;
     for (const Found &item : found) total += stretch(envelope_of(item)).size();
+    if (total > INT32_MAX)  // one message alone: a batch of several is smaller
+        fail("CapacityError", "the message at position " + std::to_string(found[0].position) + " is too long for a column");
     char *offset, *at;
     nb::object offsets = new_bytes((found.size() + 1) * sizeof(std::int32_t), offset), bytes = new_bytes(total, at);
     std::int32_t reached = 0;
@@ -130,7 +132,7 @@ class BoundReader {
         auto is_wanted = [&](const char *name) { return PySequence_Contains(wanted.ptr(), nb::str(name).ptr()) == 1; };
         const bool records = is_wanted("payload") || is_wanted("properties") || is_wanted("message_id") || is_wanted("key");
         most_bytes = std::min<std::uint64_t>(most_bytes, 1 << 30);  // offsets have 31 bits, and one message may be longer
-        ReadResult result = look({start, most, most_bytes, filter, stop, records, true});
+        ReadResult result = look({start, most, most_bytes, filter, stop, records, true, true});
         check_problem(result.problem);
         nb::dict found;
         auto number = [&]<typename Number>(const char *name, Number IndexEntry::*field) {

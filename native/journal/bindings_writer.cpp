@@ -83,11 +83,15 @@ class BoundWriter {
 
     std::uint32_t topic(std::string_view name, int flags) {
         check_process();
-        return writer_->topic(name, static_cast<std::uint8_t>(flags));
+        const std::uint32_t number = writer_->topic(name, static_cast<std::uint8_t>(flags));
+        if (number == 0)
+            fail("CapacityError", "a journal has at most " + std::to_string(max_topics) + " topics, and at most " +
+                                      std::to_string(max_unused_topics) + " of them without a message");
+        return number;
     }
     void restore_topic(std::uint32_t id, std::string_view name, int flags, std::uint64_t next, std::int64_t time) {
-        if (id == 0 || id > (1u << 24)) fail("CorruptionError", "a topic id is out of range");
-        writer_->restore_topic(id, name, static_cast<std::uint8_t>(flags), next, time);
+        if (!writer_->restore_topic(id, name, static_cast<std::uint8_t>(flags), next, time))
+            fail("CorruptionError", place_ + ": topic number " + std::to_string(id) + " cannot be: its record is damaged");
     }
 
     std::uint64_t stage(std::uint32_t id, nb::handle data, nb::handle properties, nb::handle message_id, nb::handle key,

@@ -25,6 +25,14 @@ inline constexpr std::uint32_t batch_open = 4;
 inline constexpr std::uint64_t max_batch_bytes = std::uint64_t{1} << 30;
 inline constexpr std::uint32_t max_name_bytes = 255;
 
+// Topics are numbered as they are asked for and get a record when they are first used, so numbers may have gaps. How far
+// they may is bounded, for tables are as long as the greatest number: one from a file is believed up to here.
+inline constexpr std::uint32_t max_topics = 1u << 24;
+inline constexpr std::uint32_t max_unused_topics = 1u << 20;
+inline constexpr bool topic_number_fits(std::uint64_t number, std::uint64_t named) {
+    return number >= 1 && number <= max_topics && number <= named + max_unused_topics;
+}
+
 enum Kind : std::uint8_t { kind_message = 1, kind_state = 2, kind_topic = 3 };
 inline constexpr std::uint8_t flag_internal = 1;
 inline constexpr std::uint8_t flag_compacted_topic = 2;

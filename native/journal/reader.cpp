@@ -20,6 +20,7 @@ namespace {
 constexpr std::size_t open_segments = 64;
 constexpr const char *frontier_damaged = "the frontier file is damaged; opening the journal for writing makes it anew";
 constexpr off_t max_summary_bytes = off_t{1} << 30;
+constexpr std::uint64_t most_entries = std::uint64_t{1} << 40;  // of an index: so many times their size is no overflow
 constexpr off_t longest_hole = off_t{1} << 30;  // longer than any batch: what follows was not written by us
 
 template <typename Header>
@@ -329,12 +330,15 @@ bool Reader::open_segment(std::uint64_t first, std::uint64_t next, Segment &segm
     const bool gaps = segment.flags & segment_gaps;
     // the number of entries is not known
     if (gaps && !segment.seal.end) return rebuild(first, next, segment, view, problem);
-    std::uint64_t count = gaps ? segment.seal.messages : end - first, expected = count * sizeof(IndexEntry);
+    const std::uint64_t count = gaps ? segment.seal.messages : end - first;
+    if (count > most_entries) return rebuild(first, next, segment, view, problem);  // of a seal or a frontier that lies
+    const std::uint64_t expected = count * sizeof(IndexEntry);
     if (!segment.index || segment.index->bytes() < expected) {
         segment.index = Mapping::open(held_, name_of(first, segment.revision, "index"), active ? expected * 2 + (1 << 24) : 0);
         segment.checked = false;
     }
-    if (!segment.index || segment.index->file_bytes() < expected) return rebuild(first, next, segment, view, problem);
+    if (!segment.index || std::min(segment.index->file_bytes(), segment.index->bytes()) < expected)
+        return rebuild(first, next, segment, view, problem);
     view.entries = reinterpret_cast<const IndexEntry *>(segment.index->data());
     view.count = count;
     return !gaps || segment.checked || believe_all(first, next, view, problem);
@@ -399,10 +403,11 @@ bool Reader::entry_good(const View &view, const IndexEntry &entry, std::uint64_t
 // Whether a message between these positions is damaged, as far as a scan of the log knows.
 bool Reader::damage_in(const View &view, std::uint64_t from, std::uint64_t to) const {
     if (!view.segment->rebuilt) return false;
-    const auto &damage = view.segment->rebuilt->damage;
-    return std::any_of(damage.begin(), damage.end(), [&](const ScanDamage &bad) {
-        return std::max(bad.first_position, from) < std::min(bad.next_position, to);
-    });
+    const auto &damage = view.segment->rebuilt->damage;  // in the order of positions
+    auto bad = std::partition_point(damage.begin(), damage.end(), [&](const ScanDamage &one) { return one.next_position <= from; });
+    for (; bad != damage.end() && bad->first_position < to; ++bad)
+        if (bad->first_position < bad->next_position) return true;
+    return false;
 }
 
 ReadResult Reader::read(const Pass &pass) {
@@ -451,7 +456,7 @@ ReadResult Reader::read(const Pass &pass) {
         // Beyond the end of a sealed segment, a segment is missing: that is damage, not a hole.
         std::uint64_t stop_at = gaps && view.segment->seal.end ? std::min(end, view.segment->seal.next_position) : end;
         bool missing = start >= stop_at;
-        for (; entry < stop && result.found.size() < most; ++entry) {
+        while (entry < stop && result.found.size() < most) {
             bool in_order = believed(view, *entry) && (entry->position == expected || (entry->position > expected && (gaps || view.segment->rebuilt)));
             if (in_order && entry->position > expected && (!gaps || damage_in(view, expected, entry->position)))
                 break;  // damaged in between: reported below
@@ -459,10 +464,11 @@ ReadResult Reader::read(const Pass &pass) {
                 if (!filter->known(entry->topic) && !learn(*filter, entry->topic, result.problem)) return result;
                 if (!filter->verdict(entry->topic)) {
                     expected = entry->position + 1;
+                    ++entry;
                     continue;
                 }
             }
-            if (!in_order || (pass.records && !entry_good(view, *entry, file_bytes))) {
+            if (!in_order || !numbered(entry->topic) || (pass.records && !entry_good(view, *entry, file_bytes))) {
                 if (in_order && view.segment->checked) {  // the index is correct, so the log is damaged
                     expected = entry->position;
                     break;
@@ -470,16 +476,18 @@ ReadResult Reader::read(const Pass &pass) {
                 if (!view.segment->rebuilt) {  // the index may be stale: rebuild it from the log
                     if (!rebuild(at->first, next, *view.segment, view, result.problem)) return result;
                     stop = last();
-                    entry = std::lower_bound(view.entries, stop, expected, below) - 1;
+                    entry = std::lower_bound(view.entries, stop, expected, below);
                     continue;
                 }
                 break;
             }
-            if (!result.found.empty() && bytes + entry->length > pass.most_bytes) break;
-            bytes += entry->length;
+            const std::uint64_t size = entry->length + (pass.extras ? std::uint64_t{entry->extra_bytes} : 0);
+            if (!result.found.empty() && bytes + size > pass.most_bytes) break;
+            bytes += size;
             result.found.push_back({entry->position, view.segment->log->data() + entry->offset, entry->topic});
             if (pass.entries) result.entries.push_back(*entry);
             expected = entry->position + 1;
+            ++entry;
         }
         result.mapping = view.segment->log;
         bool stopped_early = result.found.size() >= most || (entry < stop && !result.found.empty());
@@ -636,8 +644,9 @@ bool Reader::walk_batch(const Segment &segment, const BatchHeader &header) {
         if (!record_fits(record, header.bytes - at)) return false;
         if (record.kind == kind_topic || header.flags & batch_snapshot) {
             if (crc32c(record_seed(segment.nonce, position), batch + at + 4, record.bytes - 4) != record.checksum) return false;
-            if (record.kind == kind_topic)
-                take_name(record.topic, reinterpret_cast<const char *>(batch + at + sizeof record), record.data_bytes);
+            if (record.kind == kind_topic &&
+                !take_name(record.topic, reinterpret_cast<const char *>(batch + at + sizeof record), record.data_bytes))
+                return false;
         }
         if (record.kind == kind_message) ++position;
         at += record.bytes;
@@ -645,10 +654,22 @@ bool Reader::walk_batch(const Segment &segment, const BatchHeader &header) {
     return at == header.bytes;
 }
 
-void Reader::take_name(std::uint32_t topic, const char *name, std::uint32_t bytes) {
-    if (topic >= 1u << 24) return;
+// False: a number that no writer gives.
+bool Reader::take_name(std::uint32_t topic, const char *name, std::uint32_t bytes) {
+    if (!topic_number_fits(topic, named_)) return false;
     if (topics_.size() <= topic) topics_.resize(topic + 1);
-    if (bytes) topics_[topic].assign(name, bytes);
+    if (!bytes) return true;
+    if (topics_[topic].empty()) ++named_;
+    topics_[topic].assign(name, bytes);
+    return true;
+}
+
+// Whether a message may have this topic. Most numbers are so small that no name need be known for it.
+bool Reader::numbered(std::uint32_t topic) {
+    if (topic_number_fits(topic, 0)) return true;
+    Problem ignored;  // concerns only the names
+    if (!topic_number_fits(topic, named_)) walk_topics(ignored);
+    return topic_number_fits(topic, named_);
 }
 
 // Reads the names of all segments, record by record. Slow, and only done if the newest segment does not have them.

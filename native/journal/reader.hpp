@@ -83,6 +83,7 @@ struct Pass {
     std::uint64_t stop = ~std::uint64_t{0};  // the position to end before
     bool records = true;   // false: the index alone, whose entries have checksums of their own
     bool entries = false;  // copies of the entries are wanted too
+    bool extras = false;   // most_bytes counts what stands beside the data too
 };
 
 // Positions that cannot be read, both ends included.
@@ -166,7 +167,8 @@ class Reader {
     bool gone(std::uint64_t first, std::uint32_t revision, Problem &problem);
     void walk_topics(Problem &problem);
     bool walk_batch(const Segment &segment, const BatchHeader &header);
-    void take_name(std::uint32_t topic, const char *name, std::uint32_t bytes);
+    bool take_name(std::uint32_t topic, const char *name, std::uint32_t bytes);
+    bool numbered(std::uint32_t topic);
     void search_names(Problem &problem);
     bool read_log(std::uint64_t first, Segment &segment, std::vector<std::uint8_t> &bytes, Problem &problem);
     bool learn(TopicFilter &filter, std::uint32_t topic, Problem &problem);
@@ -184,6 +186,7 @@ class Reader {
 
     std::uint8_t uuid_[16] = {};
     std::vector<std::string> topics_;  // by id; empty: not known
+    std::uint64_t named_ = 0;          // of them are known
     bool nameless_ = false;            // there is a topic whose name no segment has
     std::uint64_t searched_ = ~std::uint64_t{0};  // the generation in which all segments were last searched for names
     std::uint64_t walked_segment_ = 0, walked_to_ = 0;

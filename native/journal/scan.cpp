@@ -33,7 +33,7 @@ class Scanner {
         std::uint64_t at = segment_header_bytes;
         scan_.end = at;
         while (at < size_) {
-            std::uint64_t bytes = check_batch(data_ + at, size_ - at, range_.nonce);
+            std::uint64_t bytes = patient() ? check_batch(data_ + at, size_ - at, range_.nonce) : 0;
             if (bytes && acceptable(at)) {
                 auto header = load<BatchHeader>(data_ + at);
                 if (header.first_position + (header.messages ? 1 : 0) > range_.limit_position) break;
@@ -41,6 +41,7 @@ class Scanner {
                 at += bytes;
                 continue;
             }
+            if (patient()) count_failure(at);
             std::uint64_t next = next_batch(at + 8);
             if (next == size_ && position_ >= std::min(range_.durable_position, range_.limit_position)) break;
             salvage(at, next);
@@ -53,6 +54,7 @@ class Scanner {
    private:
     bool acceptable(std::uint64_t at) const {
         std::uint64_t first = load<BatchHeader>(data_ + at).first_position;
+        if (first >> 62) return false;  // no journal gets so far: one more than it must not overflow
         return first == position_ || (first > position_ && range_.gaps_allowed);
     }
 
@@ -60,7 +62,7 @@ class Scanner {
         auto header = load<BatchHeader>(data_ + at);
         const bool open = header.flags & batch_open;
         if (open && !group_) remember_group();
-        if (header.flags & batch_snapshot) scan_.states.clear();
+        if (header.flags & batch_snapshot) clear_states();
         position_ = header.first_position;
         std::uint64_t record = at + sizeof(BatchHeader);
         for (std::uint32_t i = 0; i < header.records; ++i) record += take_record(record);
@@ -70,19 +72,55 @@ class Scanner {
         if (!open) group_.reset();
     }
 
-    // The state before a group began: if the group's last batch is missing, the whole group is void.
+    // A header can claim what follows it as its own, and so can a thousand others: what failed checks cost is bounded by the
+    // size of the log. After that no batch is looked for any more, and every record stands for itself (salvage).
+    bool patient() const { return failed_bytes_ <= 4 * size_; }
+
+    void count_failure(std::uint64_t at) {
+        if (size_ - at < sizeof(BatchHeader)) return;
+        auto header = load<BatchHeader>(data_ + at);
+        if (header.nonce == range_.nonce && header.head_checksum == batch_head_check(header))
+            failed_bytes_ += std::min(header.bytes, size_ - at);
+    }
+
+    // The state before a group began: if the group's last batch is missing, the whole group is void. Topics are kept one by
+    // one as they change, so that a group costs no more than what it holds.
     void remember_group() {
-        Scan before = scan_;
-        before.index.clear();
-        group_.emplace(Group{std::move(before), scan_.index.size(), position_});
+        Group group{{}, {}, std::nullopt, scan_.index.size(), scan_.topics.size(), scan_.states.size(), scan_.damage.size(), position_};
+        copy_numbers(scan_, group.before);
+        group_.emplace(std::move(group));
+    }
+
+    static void copy_numbers(const Scan &from, Scan &to) {
+        to.end = from.end;
+        to.next_position = from.next_position;
+        to.batches = from.batches;
+        to.state_records = from.state_records;
+        to.least_time_ns = from.least_time_ns;
+        to.greatest_time_ns = from.greatest_time_ns;
+        to.least_stored_ns = from.least_stored_ns;
+        to.greatest_stored_ns = from.greatest_stored_ns;
+        to.tail_bytes = from.tail_bytes;
+        to.open_group = from.open_group;
+    }
+
+    void clear_states() {
+        if (group_ && !group_->states_before) {
+            scan_.states.resize(group_->states);
+            group_->states_before = std::move(scan_.states);
+        }
+        scan_.states.clear();
     }
 
     void drop_open_group() {
         if (!group_ || group_->position < std::min(range_.durable_position, range_.limit_position)) return;
-        std::vector<IndexEntry> index = std::move(scan_.index);
-        index.resize(group_->entries);
-        scan_ = std::move(group_->before);
-        scan_.index = std::move(index);
+        scan_.index.resize(group_->entries);
+        for (auto &[place, topic] : group_->changed) scan_.topics[place] = std::move(topic);
+        scan_.topics.resize(group_->topics);
+        if (group_->states_before) scan_.states = std::move(*group_->states_before);
+        else scan_.states.resize(group_->states);
+        scan_.damage.resize(group_->damage);
+        copy_numbers(group_->before, scan_);
         position_ = group_->position;
     }
 
@@ -115,17 +153,20 @@ class Scanner {
     ScanTopic &topic_of(std::uint32_t id) {
         auto [place, made] = topic_places_.try_emplace(id, scan_.topics.size());
         if (made) scan_.topics.push_back({id, 0, {}, 1, INT64_MIN});
-        return scan_.topics[place->second];
+        ScanTopic &topic = scan_.topics[place->second];
+        if (group_ && place->second < group_->topics) group_->changed.try_emplace(place->second, topic);
+        return topic;
     }
 
     // The next intact batch at or after `at` that is consistent with what was read; size_ if there is none.
-    std::uint64_t next_batch(std::uint64_t at) const {
-        for (; at + sizeof(BatchHeader) <= size_; at += 8) {
+    std::uint64_t next_batch(std::uint64_t at) {
+        for (; at + sizeof(BatchHeader) <= size_ && patient(); at += 8) {
             std::uint32_t magic;
             std::memcpy(&magic, data_ + at, 4);
-            if (magic == batch_magic && check_batch(data_ + at, size_ - at, range_.nonce) &&
-                load<BatchHeader>(data_ + at).first_position >= position_)
-                return at;
+            if (magic != batch_magic) continue;
+            const std::uint64_t first = load<BatchHeader>(data_ + at).first_position;
+            if (check_batch(data_ + at, size_ - at, range_.nonce) && first >= position_ && !(first >> 62)) return at;
+            count_failure(at);
         }
         return size_;
     }
@@ -195,12 +236,15 @@ class Scanner {
     std::uint64_t position_;
     Scan scan_;
     struct Group {
-        Scan before;  // without its index
-        std::size_t entries;
+        Scan before;  // its numbers alone
+        std::unordered_map<std::size_t, ScanTopic> changed;  // those of before, by place, as they were
+        std::optional<std::vector<ScanState>> states_before;  // where a snapshot has replaced them
+        std::size_t entries, topics, states, damage;
         std::uint64_t position;
     };
     std::optional<Group> group_;
     std::uint64_t open_group_ = 0;
+    std::uint64_t failed_bytes_ = 0;  // that failed checks may have read
     std::vector<std::uint32_t> beginnings_;
     std::unordered_map<std::uint32_t, std::size_t> topic_places_;
 };

@@ -50,18 +50,23 @@ bool Writer::forked() const { return forks.load(std::memory_order_relaxed) != ge
 
 std::uint32_t Writer::topic(std::string_view name, std::uint8_t flags) {
     std::lock_guard lock(staging_mutex_);
-    auto [place, made] = names_.try_emplace(std::string(name), static_cast<std::uint32_t>(topics_.size() + 1));
-    if (made) topics_.push_back({std::string(name), flags});
-    return place->second;
+    auto known = names_.find(std::string(name));
+    if (known != names_.end()) return known->second;
+    if (!topic_number_fits(topics_.size() + 1, committed_topics_)) return 0;
+    topics_.push_back({std::string(name), flags});
+    return names_[std::string(name)] = static_cast<std::uint32_t>(topics_.size());
 }
 
-void Writer::restore_topic(std::uint32_t id, std::string_view name, std::uint8_t flags, std::uint64_t next_ordinal,
+bool Writer::restore_topic(std::uint32_t id, std::string_view name, std::uint8_t flags, std::uint64_t next_ordinal,
                            std::int64_t last_stored_ns) {
     std::lock_guard lock(staging_mutex_);
+    if (!topic_number_fits(id, committed_topics_)) return false;
     if (topics_.size() < id) topics_.resize(id);
+    if (!topics_[id - 1].committed) ++committed_topics_;
     topics_[id - 1] = {std::string(name), flags, true, true, next_ordinal, next_ordinal};
     names_[std::string(name)] = id;
     last_stored_ns_ = std::max(last_stored_ns_, last_stored_ns);
+    return true;
 }
 
 std::uint64_t Writer::staged_bytes() const { return staging_.used; }
@@ -440,7 +445,10 @@ void Writer::put_sums(const std::uint8_t *data, std::uint64_t bytes) {
 
 void Writer::keep_topics() {
     std::lock_guard lock(staging_mutex_);
-    for (std::uint32_t id : defined_) topics_[id - 1].committed = true;
+    for (std::uint32_t id : defined_) {
+        if (!topics_[id - 1].committed) ++committed_topics_;
+        topics_[id - 1].committed = true;
+    }
     for (const IndexEntry &entry : entries_) {
         Topic &topic = topics_[entry.topic - 1];
         topic.committed_ordinal = entry.ordinal + 1;
@@ -563,9 +571,8 @@ bool Writer::take_records(const std::vector<std::uint8_t> &batch) {
         RecordHeader record;
         std::memcpy(&record, batch.data() + at, sizeof record);
         if (record.kind == kind_topic) {
-            if (record.topic == 0 || record.topic > (1u << 24)) return false;
             std::string_view name(reinterpret_cast<const char *>(batch.data() + at + sizeof record), record.data_bytes);
-            restore_topic(record.topic, name, record.flags, record.ordinal, record.stored_ns);
+            if (!restore_topic(record.topic, name, record.flags, record.ordinal, record.stored_ns)) return false;
         } else if (record.kind == kind_message) {
             if (record.topic == 0 || record.topic > topics_.size()) return false;
             IndexEntry &entry = entries_.emplace_back(entry_of(record, position++, segment_.end + at));

@@ -66,10 +66,12 @@ class Writer {
    public:
     Writer(Disk &disk, std::uint64_t segment_bytes, bool sync, std::uint8_t *frontier, int frontier_file);
 
+    // Its number; 0: there are too many already, or too many that were never used.
     std::uint32_t topic(std::string_view name, std::uint8_t flags = 0);
     const Topic &topic_at(std::uint32_t id) const { return topics_[id - 1]; }
     std::uint32_t topic_count() const { return static_cast<std::uint32_t>(topics_.size()); }
-    void restore_topic(std::uint32_t id, std::string_view name, std::uint8_t flags, std::uint64_t next_ordinal,
+    // False: a number that no writer gives.
+    bool restore_topic(std::uint32_t id, std::string_view name, std::uint8_t flags, std::uint64_t next_ordinal,
                        std::int64_t last_stored_ns);
 
     // Each gives the position, or 0 when the staging buffer is full. Topic ids must be valid.
@@ -153,6 +155,7 @@ class Writer {
     std::recursive_mutex staging_mutex_;  // staging_, topics_, next_position_; taken before lead_mutex_, never after it
     Staging staging_;
     std::vector<Topic> topics_;
+    std::uint64_t committed_topics_ = 0;
     std::unordered_map<std::string, std::uint32_t> names_;
     std::uint64_t next_position_ = 1;
     std::int64_t last_stored_ns_ = INT64_MIN;  // of the journal: never goes back

@@ -64,6 +64,7 @@ bool Subscriber::fill(View &view, std::uint32_t s, std::uint64_t sequence) {
     view.sequence = sequence;
     view.slot = s;
     view.vchan = slot.vchan.load(std::memory_order_relaxed);
+    if (view.vchan >= std::int32_t(max_vchans)) view.vchan = -1;  // others add to it, or take it as a place in a table
     view.flags = slot.flags.load(std::memory_order_relaxed);
     view.metadata = metadata_size_ ? member.channel.metadata + std::uint64_t(s) * member.channel.metadata_stride : nullptr;
     view.metadata_size = metadata_size_;

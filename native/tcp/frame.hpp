@@ -29,6 +29,7 @@ constexpr std::size_t plain_header_size = 12;
 constexpr std::size_t short_extension_size = 16;   // ordinal, timestamp
 constexpr std::size_t full_extension_size = 32;    // ... drops, vchan, size of properties
 constexpr std::size_t max_header_size = 65535;
+constexpr std::uint32_t max_vchan_plus_one = INT32_MAX;  // an id is an int32
 constexpr std::size_t max_properties_size = max_header_size - plain_header_size - full_extension_size;
 
 enum class FrameType : std::uint8_t { payload = 0, handshake = 1 };
@@ -77,7 +78,7 @@ inline Scan scan_header(const std::uint8_t *data, std::size_t available, std::ui
     std::size_t known = extended ? sizeof(wire) : plain_header_size;
     std::memcpy(&wire, data, header_size < known ? header_size : known);
     if (wire.data_size > max_data_size) return Scan::too_large;
-    if (wire.properties_size > max_header_size ||
+    if (wire.vchan_plus_one > max_vchan_plus_one || wire.properties_size > max_header_size ||
         (wire.properties_size && sizeof(wire) + wire.properties_size > header_size))
         return Scan::bad_header;
     header.header_size = header_size;

@@ -218,7 +218,7 @@ Read Inlet::lose(Stream *stream, const char *reason, int error) {
     return Read::lost;
 }
 
-Read Inlet::scan(Stream &stream, Received &out) {
+Read Inlet::scan(Stream &stream, Received &out, bool ends) {
     for (;;) {
         std::size_t available = stream.end - stream.begin;
         if (stream.skip) {
@@ -241,9 +241,9 @@ Read Inlet::scan(Stream &stream, Received &out) {
                 return Read::nothing;
             }
             case Scan::bad_header:
-                return lose(&stream, "bad_header", 0);
+                return ends ? lose(&stream, "bad_header", 0) : Read::nothing;
             case Scan::too_large:
-                return lose(&stream, "too_large", 0);
+                return ends ? lose(&stream, "too_large", 0) : Read::nothing;
             case Scan::frame:
                 break;
         }
@@ -343,13 +343,9 @@ Read Inlet::take(Received &out) {
 bool Inlet::take_message(Received &out, std::uint32_t session) {
     if (ready_.empty() || ready_.front()->session != session) return false;
     Stream &stream = *ready_.front();
-    std::size_t available = stream.end - stream.begin;
-    if (available < 2 || stream.skip) return false;
-    // Leave a frame that ends the connection to the next read, which can report it.
-    const std::uint8_t *at = stream.chunk->data() + stream.begin;
-    Scan scanned = scan_header(at, available, max_message_size_, stream.extended, out.header);
-    if (scanned == Scan::bad_header || scanned == Scan::too_large) return false;
-    return scan(stream, out) == Read::message;
+    if (stream.end - stream.begin < 2 || stream.skip) return false;
+    // A frame that ends the connection, be it behind others that are skipped, is left to the next read, which can report it.
+    return scan(stream, out, false) == Read::message;
 }
 
 Read Inlet::fetch(std::int64_t deadline_ns, Received &out) {

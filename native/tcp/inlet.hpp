@@ -133,7 +133,8 @@ class Inlet {
     std::uint64_t max_message_size() const noexcept { return max_message_size_; }
 
    private:
-    Read scan(Stream &stream, Received &out);
+    // `ends`: a frame that breaks the protocol ends the connection. Otherwise it stays for the next call, as if nothing had come.
+    Read scan(Stream &stream, Received &out, bool ends = true);
     Read fill(Stream &stream, bool wait = false);
     Stream *sole_stream(std::int64_t deadline_ns);
     Read wait_in_receive(Stream &stream);

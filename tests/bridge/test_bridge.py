@@ -165,10 +165,14 @@ def test_a_local_channel_stays_on_the_machine_with_its_past(tmp_path: Path) -> N
         bridge.run(1)
 
 
-@pytest.mark.parametrize("bad", ["x = 1", "1", "1 = nonsense", "1 = 2\n1 = 3", "-1 = 2"])
+@pytest.mark.parametrize(
+    "bad",
+    ["x = 1", "1", "1 = nonsense", "1 = 2\n1 = 3", "-1 = 2", "9" * 5000 + " = 1", "1 = " + "9" * 5000, "\N{SUPERSCRIPT TWO} = 1", f"{2**31 - 1} = 1"],
+    ids=range(9),
+)
 def test_bad_maps_name_the_line(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "map"
-    path.write_text("# fine\n" + bad)
+    path.write_text("# fine\n" + bad, encoding="utf-8")
     with pytest.raises(penstock.InvalidArgument, match=r"line [23]"):
         read_map(path)
 

@@ -6,6 +6,7 @@ import contextlib
 import random
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -85,6 +86,44 @@ def test_a_subscriber_closes_the_offender_alone(garbage: bytes, reason: str) -> 
         assert subscriber.held_bytes < 1 << 20
         connection.close()
     plain.close()
+
+
+@pytest.mark.parametrize("garbage", [b"\x00\x00", HUGE], ids=["header_size 0", "announces 2^62 bytes"])
+def test_a_bad_frame_behind_skipped_ones_ends_the_connection_too(garbage: bytes) -> None:
+    """A batch stops before it; the next read tells, and the session connects again."""
+    plain = PlainPublisher()
+    with tcp.Subscriber(reconnect_delay=0.01, name="skipping") as subscriber:
+        subscriber.add_session("127.0.0.1", plain.port)
+        first, _ = plain.accept()
+        first.sendall(payload(b"good") + payload(b"of no known type", kind=9) + garbage)
+        assert list(subscriber.read_many(10, LONG)) == [b"good"]
+        assert not subscriber.read_many(10, 0)
+        second, _ = plain.accept()
+        second.sendall(payload(b"again"))
+        assert list(subscriber.read_many(10, LONG)) == [b"again"]
+        assert errors_of("subscriber", "skipping") == 1
+        first.close()
+        second.close()
+    plain.close()
+
+
+def test_a_vchan_id_beyond_its_type_is_a_bad_header() -> None:
+    """Ids are int32: one more than the largest stands in the header as 2^31."""
+    with tcp.Publisher() as publisher, socket.create_server(("127.0.0.1", 0)) as listener:
+        plain_port = listener.getsockname()[1]
+        listener.settimeout(LONG)
+        with tcp.Subscriber(reconnect_delay=LONG) as subscriber:
+            bad = subscriber.add_session("127.0.0.1", plain_port)
+            connection, _ = listener.accept()
+            with connection, socket.create_connection(("127.0.0.1", publisher.port), timeout=LONG) as between:
+                connection.settimeout(LONG)
+                between.sendall(connection.recv(65536))
+                connection.sendall(between.recv(65536))
+                eventually(lambda: bad.connected)
+                frame = struct.pack("<HBBQQqQII", 44, 0, 0, 1, 1, 1, 0, 1 << 31, 0) + b"x"
+                connection.sendall(frame)
+                eventually(lambda: subscriber.read(0) is None and not bad.connected)
+                assert "header" in (bad.last_error or "")
 
 
 def test_text_instead_of_an_answer() -> None:
