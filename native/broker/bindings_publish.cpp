@@ -26,6 +26,7 @@ struct HeapDraft final : DraftOwner {
     }
     void cancel(std::uint64_t) noexcept override { let_go(0); }
     void hold(std::uint64_t) noexcept override { ++users; }
+    bool closed(const Draft *draft) const override { return keeper_closed(draft); }
     void let_go(std::uint64_t) noexcept override {
         if (--users) return;
         Py_DECREF(function);
@@ -36,13 +37,13 @@ struct HeapDraft final : DraftOwner {
     std::unique_ptr<std::uint8_t[]> data;
 };
 
-nb::object reserve(nb::object function, std::int64_t size) {
+nb::object reserve(nb::object function, std::int64_t size, nb::object keep) {
     if (size < 0) {
         raise_error("InvalidArgument", "size %zd must be 0 or more bytes", static_cast<Py_ssize_t>(size));
         throw nb::python_error();
     }
     auto *owner = new HeapDraft(function.ptr(), static_cast<std::size_t>(size));
-    PyObject *draft = draft_new(owner->data.get(), size, owner, 0, nullptr);
+    PyObject *draft = draft_new(owner->data.get(), size, owner, 0, keep.ptr());
     if (!draft) {
         owner->let_go(0);
         throw nb::python_error();

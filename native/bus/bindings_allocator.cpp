@@ -342,6 +342,9 @@ struct BusDraftOwner final : DraftOwner {
         return nullptr;
     }
     void cancel(std::uint64_t token) noexcept override { drop(reinterpret_cast<Header *>(token)); }
+    bool closed(const Draft *draft) const override {
+        return PyObject_TypeCheck(draft->keep, publisher_type) && reinterpret_cast<PublisherObject *>(draft->keep)->closed;
+    }
     void hold(std::uint64_t token) noexcept override { acquire(reinterpret_cast<Header *>(token)); }
     void let_go(std::uint64_t token) noexcept override { drop(reinterpret_cast<Header *>(token)); }
 } the_draft_owner;

@@ -31,6 +31,7 @@ struct HeapDraft final : DraftOwner {
     }
     void cancel(std::uint64_t) noexcept override { let_go(0); }
     void hold(std::uint64_t) noexcept override { ++users; }
+    bool closed(const Draft *draft) const override { return keeper_closed(draft); }
     void let_go(std::uint64_t) noexcept override {
         if (--users == 0) delete this;
     }

@@ -64,9 +64,21 @@ bool refuse_inherited() {
     return false;
 }
 
+// Whether who lent the memory still lends it. Before the state is checked: it may run Python, which may publish the draft.
+bool check_lender(Draft *draft) {
+    if (draft->state != DraftState::open) return true;
+    if (draft->owner->inherited()) [[unlikely]]
+        return refuse_inherited();
+    if (!draft->owner->closed(draft)) [[likely]]
+        return true;
+    raise_error("ClosedError", "this publisher was closed; its draft cannot be written or published any more");
+    return false;
+}
+
 // `to_use`: not only to be cancelled, which a forked child may do: it changes nothing of its parent's.
 bool check_open(Draft *draft, bool to_use = true) {
-    if (draft->state == DraftState::open) return !to_use || !draft->owner->inherited() || refuse_inherited();
+    if (to_use && !check_lender(draft)) return false;
+    if (draft->state == DraftState::open) return true;
     raise_error("StateError", draft->state == DraftState::published ? "this draft was published before"
                                                                     : "this draft was cancelled");
     return false;
@@ -74,15 +86,14 @@ bool check_open(Draft *draft, bool to_use = true) {
 
 int draft_getbuffer(PyObject *self, Py_buffer *view, int flags) {
     Draft *draft = as_draft(self);
+    if (!check_lender(draft)) [[unlikely]] {
+        view->obj = nullptr;
+        return -1;
+    }
     if (draft->state != DraftState::open) {
         view->obj = nullptr;
         PyErr_Format(PyExc_BufferError, "this draft was %s; its memory cannot be written any more",
                      draft->state == DraftState::published ? "published" : "cancelled");
-        return -1;
-    }
-    if (draft->owner->inherited()) [[unlikely]] {
-        view->obj = nullptr;
-        refuse_inherited();
         return -1;
     }
     static std::uint8_t nothing = 0;
@@ -420,6 +431,14 @@ PyObject *draft_new(std::uint8_t *data, std::int64_t size, DraftOwner *owner, st
     draft->lent = false;
     PyObject_GC_Track(reinterpret_cast<PyObject *>(draft));
     return reinterpret_cast<PyObject *>(draft);
+}
+
+bool keeper_closed(const Draft *draft) {
+    PyObject *value = draft->keep ? PyObject_GetAttrString(draft->keep, "closed") : nullptr;
+    const bool closed = value && PyObject_IsTrue(value) == 1;
+    Py_XDECREF(value);
+    if (PyErr_Occurred()) PyErr_Clear();  // publishing says what is wrong with it
+    return closed;
 }
 
 bool draft_begin_publish(Draft *draft) {

@@ -134,6 +134,8 @@ class BatchPin {
 PyObject *batch_channels(PyObject *batch);
 inline bool batch_check(PyObject *object) { return Py_IS_TYPE(object, batch_type); }
 
+struct Draft;
+
 struct DraftOwner {
     // As of Owner.
     std::uint32_t lent_generation = 0;
@@ -151,6 +153,10 @@ struct DraftOwner {
     // Cancelled while a view could still write into it: the memory must not be reused yet, but the draft no longer
     // counts as reserved. cancel is called with the token that this returns, once no view is left.
     virtual std::uint64_t strand(std::uint64_t token) noexcept { return token; }
+
+    // Whether the publisher that lent the memory was closed: nothing more is written into the draft then. It may run
+    // Python, and another thread may publish the draft meanwhile, which may end this owner.
+    virtual bool closed(const Draft *) const { return false; }
 
    protected:
     ~DraftOwner() = default;
@@ -176,6 +182,9 @@ struct Draft {
     bool memory_held;  // false once publish or cancel of the owner was called
     bool lent;         // the owner holds the memory for arrays that outlive the publishing
 };
+
+// DraftOwner::closed where the draft keeps a publisher written in Python: its attribute `closed`.
+bool keeper_closed(const Draft *draft);
 
 // For a room that publishes drafts in another way than draft.publish(). Begin: checks that the draft is open, ends the
 // views that Penstock gave, and checks that nobody else can write; otherwise false with an error set and the draft

@@ -16,36 +16,46 @@ namespace penstock {
 
 namespace {
 
-// Empty if the directory may be used, else the reason. A user who could delete our files could make live processes look dead.
-std::string refuse(const std::string &path, bool must_be_ours) {
-    mkdir(path.c_str(), 0700);
+// Why a directory may not be used: an errno, 0 if it may, and what it does not say.
+struct Refusal {
+    int code = 0;
+    std::string why;
+};
+
+// A user who could delete our files could make live processes look dead.
+Refusal refuse(const std::string &path, bool must_be_ours) {
+    const int not_made = mkdir(path.c_str(), 0700) == 0 ? 0 : errno;
     struct stat status {};
-    if (lstat(path.c_str(), &status) != 0) return std::generic_category().message(errno);
-    if (!S_ISDIR(status.st_mode)) return "it is not a directory";
-    if (must_be_ours && status.st_uid != geteuid()) return "it belongs to user " + std::to_string(status.st_uid);
+    if (lstat(path.c_str(), &status) != 0) return {not_made && not_made != EEXIST ? not_made : errno, ""};
+    if (!S_ISDIR(status.st_mode)) return {ENOTDIR, ""};
+    if (must_be_ours && status.st_uid != geteuid()) return {EACCES, "it belongs to user " + std::to_string(status.st_uid)};
     if ((status.st_mode & 022) && !(status.st_mode & S_ISVTX))
-        return "others may write to it and it has no sticky bit, so they could remove our files (chmod +t)";
-    if (access(path.c_str(), W_OK | X_OK) != 0) return std::generic_category().message(errno);
-    return "";
+        return {EACCES, "others may write to it and it has no sticky bit, so they could remove our files (chmod +t)"};
+    if (access(path.c_str(), W_OK | X_OK) != 0) return {errno, ""};
+    return {};
 }
 
 }  // namespace
 
 static std::string find_path() {
     if (const char *set = std::getenv("PENSTOCK_SHM_DIR"); set && *set) {
-        std::string why = refuse(set, false);
-        if (why.empty()) return set;
-        throw std::system_error(EACCES, std::generic_category(),
-                                std::string("PENSTOCK_SHM_DIR=") + set + " cannot be used (" + why + ")");
+        Refusal refusal = refuse(set, false);
+        if (!refusal.code) return set;
+        throw std::system_error(refusal.code, std::generic_category(),
+                                std::string("PENSTOCK_SHM_DIR=") + set + " cannot be used" +
+                                    (refusal.why.empty() ? "" : " (" + refusal.why + ")"));
     }
     std::string name = "/penstock-" + std::to_string(geteuid()), why;
+    int code = EACCES;
     const char *temporary = std::getenv("TMPDIR");
     for (const std::string &parent : {std::string("/dev/shm"), std::string(temporary && *temporary ? temporary : "/tmp")}) {
-        std::string refused = refuse(parent + name, true);
-        if (refused.empty()) return parent + name;
-        why += (why.empty() ? "" : "; ") + parent + name + ": " + refused;
+        Refusal refusal = refuse(parent + name, true);
+        if (!refusal.code) return parent + name;
+        code = refusal.code;
+        why += (why.empty() ? "" : "; ") + parent + name + ": " +
+               (refusal.why.empty() ? std::generic_category().message(code) : refusal.why);
     }
-    throw std::system_error(EACCES, std::generic_category(), "no directory for shared memory (" + why + ")");
+    throw std::system_error(code, std::generic_category(), "no directory for shared memory (" + why + ")");
 }
 
 std::string shared_directory_path() {

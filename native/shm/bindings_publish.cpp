@@ -274,6 +274,10 @@ void Lender::let_go(std::uint64_t) noexcept {
     if (publisher->handle) publisher->handle->stop_looking();
 }
 
+bool Lender::closed(const Draft *) const {
+    return !publisher->handle || publisher->handle->closed.load(std::memory_order_relaxed);
+}
+
 PyObject *publisher_activate(PyObject *object, PyObject *) {
     PublisherObject *self = as_publisher(object);
     Publisher *handle = usable(self);

@@ -15,6 +15,7 @@ struct Lender final : DraftOwner {
     std::uint64_t strand(std::uint64_t token) noexcept override;
     void hold(std::uint64_t token) noexcept override;
     void let_go(std::uint64_t token) noexcept override;
+    bool closed(const Draft *) const override;
 };
 
 struct PublisherObject : HandleObject<Publisher> {

@@ -6,6 +6,7 @@
 // to the caller (Woken::look): a signal right before the sleep does not interrupt it, and a spin is never interrupted.
 #pragma once
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <unistd.h>
@@ -65,8 +66,14 @@ struct Wait {
     const std::atomic<bool> *closed = nullptr;
 };
 
+[[noreturn]] inline void refuse_closed(int descriptor) {
+    throw Error(Fault::invalid, "descriptor " + std::to_string(descriptor) + " is not open");
+}
+
 template <typename Ready>
 Woken sleep_until(Membership &member, const Wait &wait, Ready &&ready) {
+    // Always, also where there is no need to wait: a mistake shows itself at the first call.
+    if (wait.extra >= 0 && fcntl(wait.extra, F_GETFD) < 0) refuse_closed(wait.extra);
     if (ready()) return Woken::ready;
     std::int64_t now = wait.deadline_ns < 0 && !wait.spin_until_ns ? 0 : monotonic_ns();
     if (wait.deadline_ns >= 0 && wait.deadline_ns <= now) return Woken::timeout;
@@ -110,9 +117,8 @@ Woken sleep_until(Membership &member, const Wait &wait, Ready &&ready) {
         else if (last && monotonic_ns() >= wait.deadline_ns) result = Woken::timeout;
     } while (false);
     member.disarm();
-    // Nothing can ever come by it: who waits again and again would spin.
-    if (on_descriptor && places[1].revents & POLLNVAL && result == Woken::extra)
-        throw Error(Fault::invalid, "descriptor " + std::to_string(wait.extra) + " is not open");
+    // It was closed meanwhile. Nothing can ever come by it: who waits again and again would spin.
+    if (on_descriptor && places[1].revents & POLLNVAL && result == Woken::extra) refuse_closed(wait.extra);
     return result;
 }
 

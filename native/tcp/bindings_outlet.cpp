@@ -315,6 +315,7 @@ struct FrameDraft final : DraftOwner {
     }
     void cancel(std::uint64_t token) noexcept override { let_go(token); }
     void hold(std::uint64_t) noexcept override { ++users; }
+    bool closed(const Draft *) const override { return outlet->closed(); }
     void let_go(std::uint64_t token) noexcept override {
         if (--users) return;
         if (!outlet->forked()) outlet->drop_frame(reinterpret_cast<Frame *>(token));

@@ -570,6 +570,8 @@ def _convert_option(text: str, parameter: inspect.Parameter, of: str) -> Any:
         except ValueError:
             continue
     if {kind.strip(" '\"") for kind in str(parameter.annotation).split("|")} <= {"int", "float", "bool", "None"}:
-        kinds = {"bool": "true or false"}.get(str(parameter.annotation), parameter.annotation)
-        raise InvalidArgument(f"{of}: {parameter.name}={text!r} must be {kinds}")
+        words = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+        kinds = [kind.strip(" '\"") for kind in str(parameter.annotation).split("|")]
+        said = " or ".join(words[kind] for kind in kinds if kind != "None" and not (kind == "int" and "float" in kinds))
+        raise InvalidArgument(f"{of}: {parameter.name}={text!r} must be {said}")
     return text

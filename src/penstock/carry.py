@@ -25,6 +25,7 @@ from penstock.throttle import Throttle
 
 if TYPE_CHECKING:
     from penstock._core import Counters, Message
+    from penstock.channel import IdAndKey
 
 __all__ = ["HOLDS", "REFUSALS", "Carry", "due", "in_parts", "not_held", "not_held_of", "time_of", "total_bytes"]
 
@@ -141,17 +142,28 @@ class Carry:
     """Forwards to one sink and counts each message as ``matched`` and then ``delivered`` or ``dropped``."""
 
     def __init__(
-        self, publisher: Publisher[Any], counters: Counters, keep_trying: Callable[[float], bool] | None = None
+        self,
+        publisher: Publisher[Any],
+        counters: Counters,
+        keep_trying: Callable[[float], bool] | None = None,
+        details: Callable[[Message[Any]], IdAndKey] | None = None,
     ) -> None:
-        """``keep_trying(seconds)`` waits before the sink is tried again; False gives up. None: never try again."""
+        """``keep_trying(seconds)`` waits before the sink is tried again; False gives up. None: never try again.
+        ``details`` gives the id and the key of a message, for a sink that carries them.
+        """
         self.publisher = publisher
+        self._details = details
         self._counters = counters
         self._keep_trying = keep_trying
         self._refusals = Throttle(logger)
 
     def carry(self, batch: Any) -> None:
         """Publish the messages of ``batch``, in order."""
-        self.carry_by(self.publisher.forward, batch)
+        self.carry_by(self.publisher.forward if self._details is None else self._forward_details, batch)
+
+    def _forward_details(self, batch: Sequence[Any]) -> int:
+        assert self._details is not None
+        return self.publisher.forward_details(batch, [self._details(message) for message in batch])
 
     def carry_by(self, send: Callable[[Sequence[Any]], Any], batch: Any) -> None:
         """As ``carry``, but ``send`` publishes instead of ``Publisher.forward``."""

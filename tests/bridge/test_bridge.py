@@ -590,6 +590,54 @@ def test_a_queue_that_takes_the_sink_is_refused_too(tmp_path: Path) -> None:
             bridge.start()
 
 
+def recorded_with_ids(directory: Path) -> str:
+    with Journal(directory) as journal:
+        journal.append("a", b"plain")
+        for n in range(3):
+            journal.append("a", b"%d" % n, message_id=f"m{n}", key=f"k{n}" if n else None)
+    return f"journal:{directory}#a?start=first"
+
+
+def details_of(journal: Journal, message: Any) -> tuple[str, str]:
+    found = journal.details(message.position)
+    return found.message_id, found.key
+
+
+IDS = [("", ""), ("m0", ""), ("m1", "k1"), ("m2", "k2")]
+
+
+def test_ids_and_keys_go_from_journal_to_journal(tmp_path: Path) -> None:
+    with Bridge(recorded_with_ids(tmp_path / "from"), f"journal:{tmp_path}/to#b") as bridge:
+        assert bridge.run(4) == 4 and bridge.not_held == []
+    with Journal(tmp_path / "to", mode="read") as stored:
+        found = stored.read_many(1, 10)
+        assert [bytes(m) for m in found] == [b"plain", b"0", b"1", b"2"]
+        assert [details_of(stored, m) for m in found] == IDS
+
+
+@pytest.mark.parametrize("ttl", [False, True])
+def test_ids_and_keys_go_from_a_journal_to_a_broker(tmp_path: Path, ttl: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with Server(tmp_path / "to", 0) as server:
+        server.start()
+        sink = f"broker://127.0.0.1:{server.port}/b" + "?ttl_s=1000" * ttl
+        with Bridge(recorded_with_ids(tmp_path / "from"), sink) as bridge:
+            assert bridge.run(4) == 4 and bridge.ledger.dropped == {}
+            assert bridge.not_held == (["id", "key"] if ttl else [])
+            assert caplog.text.count("cannot hold id and key of messages") == ttl
+    with Journal(tmp_path / "to", mode="read") as stored:
+        found = [m for m in stored.read_many(1, 100) if m.channel == "b"]
+        assert [bytes(m) for m in found] == [b"plain", b"0", b"1", b"2"]
+        assert [details_of(stored, m) for m in found] == ([("", "")] * 4 if ttl else IDS)
+
+
+def test_ids_and_keys_that_the_sink_cannot_hold_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = recorded_with_ids(tmp_path / "from")
+    with Bridge(source, "tcp://127.0.0.1:0", most=1) as bridge:
+        assert bridge.run(1) == 1 and bridge.not_held == []
+        assert bridge.run(3) == 3 and bridge.not_held == ["id", "key"]
+        assert caplog.text.count(f"{bridge.sink} cannot hold id and key of messages: they end here") == 1
+
+
 def test_shared_memory_to_shared_memory_keeps_metadata_type_and_slots() -> None:
     name = f"/keeps-{time.time_ns()}"
     with (

@@ -53,6 +53,12 @@ def test_ids_out_of_range(bad: int) -> None:
         assert bus.heap_in_use == 0
 
 
+@pytest.mark.parametrize("open_handle", [penstock.subscriber, penstock.publisher])
+def test_an_id_out_of_range_in_an_address_is_told_as_that(open_handle: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^id=70000 is not between 0 and 65535"):
+        open_handle("bus:bad-ids?id=70000")
+
+
 @pytest.mark.parametrize("bad", ["1", 1.0, None, True, b"1"])
 def test_ids_of_a_wrong_type(bad: Any) -> None:
     with Bus(mode="direct") as bus:

@@ -125,6 +125,18 @@ def test_two_addresses_of_one_topic_are_refused(tmp_path: Path) -> None:
     assert done.returncode == 2 and "--as" in done.stderr and f"{tmp_path}/x#a and " in done.stderr
 
 
+def test_play_says_what_a_sink_does_not_keep(tmp_path: Path) -> None:
+    with Journal(tmp_path / "with") as journal:
+        journal.append_many("s", [b"1", b"2"])
+        journal.append("s", b"3", message_id="m3")
+    with Journal(tmp_path / "without") as journal:
+        journal.append_many("s", [b"1", b"2"])
+    for name, times in {"with": 1, "without": 0}.items():
+        played = run("play", str(tmp_path / name), "--speed", "0", "--map", "s=tcp://127.0.0.1:0")
+        assert played.returncode == 0 and "played" in played.stdout, played.stderr
+        assert played.stderr.count("tcp://127.0.0.1:0 cannot hold id and key of messages: they end here") == times
+
+
 def test_split_by_size_makes_parts_that_play_as_one(tmp_path: Path) -> None:
     source = f"journal:{tmp_path}/live#s"
     publish = ["{count}", "--size", "1000", "--count", "100", "--rate", "400"]

@@ -157,7 +157,16 @@ def test_a_directory_of_shared_memory_that_cannot_be_is_one_sentence(words: tupl
     done = run(*words, PENSTOCK_SHM_DIR="/etc/passwd")
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
-    assert "PENSTOCK_SHM_DIR=/etc/passwd cannot be used (it is not a directory)" in done.stderr
+    assert "PENSTOCK_SHM_DIR=/etc/passwd cannot be used: Not a directory" in done.stderr
+    assert "Permission denied" not in done.stderr
+
+
+def test_an_absent_directory_of_shared_memory_has_one_reason(tmp_path: Path) -> None:
+    absent = tmp_path / "no" / "dir"
+    done = run("pub", "shm:/x", "hello", PENSTOCK_SHM_DIR=str(absent))
+    assert done.returncode in (1, 2)
+    assert f"PENSTOCK_SHM_DIR={absent} cannot be used: No such file or directory" in done.stderr
+    assert "Permission denied" not in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,58 @@ def test_a_draft_in_a_cycle_does_not_keep_the_next_one_waiting(reach: Reach) -> 
         gc.set_threshold(*before)
 
 
+def uses_of_a_draft(draft: Any) -> list[Any]:
+    return [
+        draft.view, draft.array, draft.publish, lambda: draft.publish(2), lambda: draft.write(b"late"), lambda: draft[0],
+        lambda: draft.__setitem__(0, 1), lambda: draft.__setitem__(slice(None), b"late"), lambda: memoryview(draft),
+    ]  # fmt: skip
+
+
+def test_the_draft_of_a_closed_publisher_is_refused(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    draft = publisher.reserve(4)
+    publisher.close()
+    for use in uses_of_a_draft(draft):
+        with pytest.raises(penstock.ClosedError, match="closed"):
+            use()
+    assert draft.open
+    draft.cancel()
+    with pytest.raises(penstock.StateError):
+        draft.view()
+    subscriber.close()
+    other, subscriber = reach.pair()
+    other.publish(b"next")
+    assert read(subscriber) == b"next"
+
+
+def test_a_with_block_of_a_draft_whose_publisher_is_closed_is_told(reach: Reach) -> None:
+    publisher, _ = reach.pair()
+    with pytest.raises(penstock.ClosedError), publisher.reserve(4) as draft:
+        draft.write(b"lost")
+        publisher.close()
+    assert not draft.open
+
+
+def test_an_old_view_of_a_draft_changes_nothing_that_others_publish(reach: Reach) -> None:
+    """It is written after its publisher was closed, while others take all the memory that there is."""
+    publisher, subscriber = reach.pair()
+    draft = publisher.reserve(4)
+    view, array = draft.view(), draft.array()
+    publisher.close()
+    subscriber.close()
+    other, subscriber = reach.pair()
+    for _ in range(50):
+        other.publish(b"next")
+        message = subscriber.read(LONG)
+        assert message is not None
+        view[:] = b"late"
+        array[:] = 7
+        assert bytes(message) == b"next"
+        del message
+    del view, array
+    draft.cancel()
+
+
 def test_items_of_a_draft_are_set(reach: Reach) -> None:
     publisher, subscriber = reach.pair()
     with publisher.reserve(4) as draft:

@@ -55,6 +55,21 @@ def test_a_journal_keeps_times_ids_and_keys_of_what_is_played(tmp_path: Path) ->
         ]
 
 
+def test_ids_and_keys_that_a_sink_does_not_keep_are_told_once_a_sink(tmp_path: Path) -> None:
+    told: list[str] = []
+    with Journal(tmp_path / "from") as journal:
+        for name in "abcd":
+            for n in range(3):
+                journal.append(name, b"%d" % n, message_id=f"{name}{n}" if name in "ac" else None, key="k" * (name == "b"))
+    places = {"a": "bus:first", "b": "bus:second", "c": f"journal:{tmp_path}/to#c", "d": "bus:third"}
+    with contextlib.ExitStack() as stack:
+        recorded = stack.enter_context(Journal(tmp_path / "from", mode="read"))
+        player = Player(stack, places, 0, 0.0, tell=told.append)
+        for _ in range(2):  # as --loop does
+            assert player.play(((recorded, one) for one in recorded.read_many(1, 20)), 0, lambda count: None) == 12
+    assert told == [f"bus:{name} cannot hold id and key of messages: they end here" for name in ("first", "second")]
+
+
 def test_each_is_given_when_its_time_has_come() -> None:
     now = [100.0]
     given = []

@@ -663,8 +663,8 @@ def test_a_time_limit_of_many(name: str) -> None:
 def test_addresses_that_would_surprise_are_refused(name: str) -> None:
     for address, word in {
         f"shm:/{name}": "one slash, as in shm:/",
-        f"shm:{name}?slots=eight": "slots='eight' must be int",
-        f"shm:{name}?reliable=perhaps": "reliable='perhaps' must be bool",
+        f"shm:{name}?slots=eight": "slots='eight' must be a whole number",
+        f"shm:{name}?reliable=perhaps": "reliable='perhaps' must be true or false",
     }.items():
         with pytest.raises(penstock.InvalidArgument, match=word):
             penstock.publisher(address)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,18 @@ def test_a_dead_one_is_not_to_be_ended(name: str) -> None:
         assert any("release messages there" in one.remedy for one in _member(channel, channel.subscribers[0]))
         (found,) = _member(channel, replace(channel.subscribers[0], alive=False))
         assert not found.grave and not found.remedy and "died" in found.text and None not in held
+
+
+def test_who_was_killed_here_is_not_of_another_container(name: str) -> None:
+    code = f"from penstock import shm; p = shm.Publisher({name!r}, slots=4); print('ready', flush=True); input()"
+    with shm.Subscriber(name):
+        killed = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with killed:
+            assert killed.stdout is not None and killed.stdout.readline()
+            killed.kill()
+        (channel,) = (one for one in shm.channels() if one.name == name)
+        (found,) = _member(channel, channel.publishers[0])
+        assert found.text.startswith(f"the publisher pid {killed.pid} died; ") and not found.grave
 
 
 @pytest.mark.parametrize("here", [True, False])

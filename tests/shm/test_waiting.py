@@ -115,16 +115,20 @@ def test_a_reliable_publisher_is_woken_through_its_descriptor(name: str) -> None
         publisher.publish(b"x", timeout=0)
 
 
-@pytest.mark.parametrize("timeout", [LONG, None])
+@pytest.mark.parametrize("timeout", [LONG, None, 0])
 def test_waiting_with_a_descriptor_that_is_not_open_is_refused(name: str, timeout: float | None) -> None:
     never = 999_999
     with shm.Publisher(name, slots=4, reliable=True) as publisher, shm.Subscriber(name, reliable=True) as subscriber:
         with pytest.raises(penstock.InvalidArgument, match=f"descriptor {never} is not open"):
             subscriber.wait(timeout, never)
+        with pytest.raises(penstock.InvalidArgument, match=f"descriptor {never} is not open"):
+            publisher.wait(timeout, never)  # there is room
         publisher.publish_many([b"x"] * 4)
         with pytest.raises(penstock.InvalidArgument, match=f"descriptor {never} is not open"):
             publisher.wait(timeout, never)
-        assert subscriber.wait(timeout, never), "there is something, whatever the descriptor"
+        with pytest.raises(penstock.InvalidArgument, match=f"descriptor {never} is not open"):
+            subscriber.wait(timeout, never)  # there is a message
+        assert subscriber.wait(timeout)
 
 
 def test_who_never_waits_finds_the_dead_too(name: str) -> None:

@@ -37,7 +37,7 @@ from penstock import address as addresses
 from penstock.bridge.carrier import Carrier
 from penstock.bridge.multiplexer import Multiplexer
 from penstock.carry import not_held
-from penstock.channel import Ledger, Publisher, Subscriber
+from penstock.channel import IdAndKey, Ledger, Publisher, Subscriber
 from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError, UnreachedError
 from penstock.topics import is_pattern
 from penstock.types import Schema, Terms
@@ -109,6 +109,7 @@ class Bridge:
         self._lost: dict[str, list[str]] = {}  # by sink: that of the bridge, those of its map
         self._announced: str | None = None  # the schema
         self._typed = False  # a type was seen, and what becomes of it was told
+        self._details_told = False  # messages with ids or keys were seen, which the sink cannot hold
         ring = _bridges_back(source, sink)
         if ring:
             logger.warning("%r forms a loop with %s: messages will circulate for ever", self, ", ".join(ring))
@@ -128,6 +129,9 @@ class Bridge:
                     others[target] = opened.enter_context(addresses.publisher(target, **inherited))
             self.subscriber: Subscriber = opened.enter_context(
                 addresses.subscriber(source, **dict(source_options or {}))
+            )
+            self._find_details: Callable[[Any], IdAndKey] | None = (
+                getattr(self.subscriber, "details", None) if addresses.parse(source).scheme == "journal" else None
             )
             self._lost = self._losses_at(found)
             self._announce_early()
@@ -220,6 +224,24 @@ class Bridge:
             return bool(getattr(self.subscriber, "_typed", False))
         return False
 
+    def _details(self) -> Callable[[Any], IdAndKey] | None:
+        """How the id and the key of a message are found, if the sink can hold them."""
+        return self._find_details if self._find_details is not None and self._holds_details() else None
+
+    def _holds_details(self) -> bool:
+        given = {*addresses.parse(self._addresses[1]).options, *self._open_options[1]}
+        return self.publisher.carries_details and "ttl_s" not in given  # a broker refuses both together
+
+    def _look_for_details(self, batch: Any) -> None:
+        """Messages with ids or keys may come at any time: what becomes of these is told once, before the first one is
+        carried."""
+        find = self._find_details
+        if find is None or self._details_told or self._holds_details():
+            return
+        if any(one.message_id or one.key for one in map(find, batch)):
+            self._details_told = True
+            self._log_losses({self.sink: ["id", "key"]})
+
     def _log_losses(self, lost: dict[str, list[str]]) -> None:
         """Log those that were not known before."""
         known = self._lost
@@ -272,7 +294,10 @@ class Bridge:
                 if self._look_for_type() or carrier is None:
                     self._announce_schema()
                 if carrier is None:
-                    carrier = Carrier(self.publisher, self._vchans, self.others, self._counters, self._keep_trying())
+                    carrier = Carrier(
+                        self.publisher, self._vchans, self.others, self._counters, self._keep_trying(), self._details()
+                    )
+                self._look_for_details(batch)
                 self._all_carried = False
                 carrier.carry(batch)
                 self._all_carried = True

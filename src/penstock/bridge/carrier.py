@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock import _core
 from penstock.carry import Carry, time_of
-from penstock.channel import Publisher
+from penstock.channel import IdAndKey, Publisher
 
 
 class Carrier(Carry):
@@ -24,8 +24,9 @@ class Carrier(Carry):
         others: Mapping[str, Publisher],
         counters: _core.Counters,
         keep_trying: Callable[[float], bool] | None = None,
+        details: Callable[[Any], IdAndKey] | None = None,
     ) -> None:
-        super().__init__(sink, counters, keep_trying)
+        super().__init__(sink, counters, keep_trying, details)
         self._vchans = dict(vchans)
         self._others = {target: Carry(publisher, counters, keep_trying) for target, publisher in others.items()}
 

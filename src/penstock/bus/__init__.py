@@ -26,6 +26,7 @@ from penstock.bus.subscriber import (
     CallbackSubscriber,
     FifoSubscriber,
     QueueSubscriber,
+    check_id,
 )
 from penstock.channel import Overflow
 from penstock.clock import SystemClock, VirtualClock
@@ -75,7 +76,7 @@ def open_publisher(
 ) -> Publisher:
     """A publisher of messages with one id on the named bus; the bus keeps ``history`` for late joiners."""
     kept = kept_of(history, latest, history_bytes)
-    return Publisher(named_bus(address.name), id, name=_place(address, id), kept=kept)
+    return Publisher(named_bus(address.name), check_id(id), name=_place(address, id), kept=kept)
 
 
 def _place(address: Address, id: int) -> str:
@@ -97,7 +98,7 @@ def open_subscriber(
 ) -> QueueSubscriber:
     """A queue subscriber of one id on the named bus; ``on_message`` is called from a thread of its own."""
     subscriber = QueueSubscriber(
-        name=_place(address, id),
+        name=_place(address, check_id(id)),
         ids=(id,),
         priority=priority,
         max_public_id=max(id, DEFAULT_MAX_PUBLIC_ID),

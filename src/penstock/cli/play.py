@@ -46,7 +46,8 @@ def play(
 
     Without --map each topic goes back to the address that it was recorded from. tcp://, journal: and broker:// keep the
     recorded times; at shm: a message has the time at which it is played. journal: and broker:// keep message ids and
-    keys too. Every message is stored, also at a broker that knows its id: a recording can be played again.
+    keys too; for other addresses a line says that these are not kept. Every message is stored, also at a broker that
+    knows its id: a recording can be played again.
 
     Example: [green]penstock play run1 --speed 2 --map camera.front=shm:/replay --for 30s[/]
     """
@@ -59,7 +60,7 @@ def play(
         span = Span.of(journals, start, length, OPTIONS)
         to = targets(journals, topic, mapping, story)
         opened(list(to.values()))
-        player = Player(stack, to, wait, timeout, Described(journals))
+        player = Player(stack, to, wait, timeout, Described(journals), exits.told)
         with contextlib.suppress(*exits.STOPPED), _bar(journals) as advance:
             while player.play(located(journals, topic, span), speed, advance) and loop:
                 pass

@@ -83,6 +83,13 @@ class Follower(Subscriber):
         """The position of the next message that will be stored."""
         return self._journal.frontier
 
+    def details(self, message: Message) -> Details:
+        """The id and the key of a message that this has read; empty if the journal has removed it meanwhile."""
+        try:
+            return self._journal.details(message.position or 0)
+        except LookupError:
+            return NO_DETAILS
+
     @property
     def schema(self) -> str | None:
         """The schema of its first topic that has one, or None."""

@@ -79,7 +79,7 @@ class Publisher(channel.Publisher):
     def reserve(self, size: int) -> Draft:
         """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""
         self._check()
-        return reserve(self.publish, size)
+        return reserve(self.publish, size, self)
 
     def _send(self, items: list[tuple[bytes, Headers]], timeout: float | None) -> int:
         self._check()

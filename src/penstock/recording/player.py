@@ -64,10 +64,15 @@ class Player:
         wait: int,
         timeout: float,
         described: Described | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
+        """``tell`` gets one line for each sink that does not keep what the recording has."""
         opened = {to: stack.enter_context(penstock.publisher(to)) for to in dict.fromkeys(targets.values())}
         self._publishers = {name: opened[to] for name, to in targets.items()}
         self._described = described
+        self._tell = tell
+        # those that keep no ids and keys, until a message that has them goes there
+        self._losing = {id(publisher): to for to, publisher in opened.items() if not publisher.carries_details}
         # by topic whose type changes within the recording: the schema announced last
         self._declared: dict[str, Schema] = {}
         for to, publisher in opened.items():
@@ -145,8 +150,17 @@ class Player:
                 if place.carries_details:
                     place.forward_details(messages, _details(together))
                 else:
+                    self._look_for_details(place, together)
                     place.forward(messages)
                 self._count(together)
+
+    def _look_for_details(self, place: Any, together: list[tuple[str, Journal, Message]]) -> None:
+        """Before the first message with an id or a key goes to a sink that does not keep them: say so, once."""
+        if self._tell is None or id(place) not in self._losing:
+            return
+        if any(one.message_id or one.key for one in _details(together)):
+            sink = without_secrets(self._losing.pop(id(place)))
+            self._tell(f"{sink} cannot hold id and key of messages: they end here")
 
     def _store(self, place: Journal, together: list[tuple[str, Journal, Message]]) -> None:
         """One atomic batch. A Ctrl-C during the call may be raised before or after it was stored: the journal knows."""

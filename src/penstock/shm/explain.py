@@ -70,12 +70,12 @@ def kept_at(parts: addresses.Address) -> str:
 
 def _member(channel: Channel, member: Member) -> Iterator[Finding]:
     """A member that is dead, or that holds slots and since when."""
+    if not member.alive:  # of which PID namespace it was is not known any more: only the number that it had there
+        reclaimed = "its slots are reclaimed by the next process that needs them"
+        yield Finding(f"the {member.kind} pid {member.pid} died; {reclaimed}", grave=False)
+        return
     name = who(member.pid) if member.here else f"pid {member.pid} of another container"
     ended = member.pid if member.here else name
-    if not member.alive:
-        reclaimed = "its slots are reclaimed by the next process that needs them"
-        yield Finding(f"the {member.kind} {name} died; {reclaimed}", grave=False)
-        return
     yield from _blocked(channel, member, name)
     if not member.held:
         return

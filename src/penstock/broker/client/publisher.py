@@ -231,7 +231,7 @@ class Publisher(channel.Publisher):
     def reserve(self, size: int) -> Draft:
         """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""
         self._check()
-        return reserve(self.publish, size)
+        return reserve(self.publish, size, self)
 
     def _send(self, items: Any, properties: Properties, times: array[int] | None, own: list[Pending]) -> None:
         dialogue = self._client._dialogue
