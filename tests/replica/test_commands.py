@@ -157,7 +157,7 @@ def test_streams_of_others_and_copies_that_cannot_be_are_refused_at_once(tmp_pat
             done = command.run(*words, "--store", theirs, cwd=tmp_path, **secret)  # type: ignore[arg-type]
             assert done.returncode == 2 and "stream theirs belongs to something else: its subjects are orders.>" in done.stderr, done.stderr
         found = command.run("doctor", "--store", theirs, **secret)  # type: ignore[arg-type]
-        assert "belongs to something else" in found.stdout and "puts it right" not in found.stdout
+        assert "belongs to something else" in found.stdout and "repairs the stream" not in found.stdout
         with contextlib.closing(JetStream(Target.parse(theirs, None, "sesame"))) as blocks:
             names = blocks._ask("STREAM.NAMES", {})["streams"]
         assert "theirs_lead" not in names

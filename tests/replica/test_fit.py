@@ -70,7 +70,7 @@ def test_a_stream_that_would_not_keep_every_block_is_refused(
             blocks.open()
         found = [finding for finding in health.look(blocks.target) if finding.verdict == "bad"]
         assert any(named in finding.text for finding in found)
-        assert not any("puts it right" in finding.remedy for finding in found)
+        assert not any("repairs the stream" in finding.remedy for finding in found)
     finally:
         blocks._ask("STREAM.DELETE.unfit", {})
         blocks.close()
