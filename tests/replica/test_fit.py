@@ -199,7 +199,7 @@ def test_a_stream_that_stays_away_is_told_with_the_reason(
     blocks = JetStream(Target.parse("nats://h:1/s"))
     blocks.client = Scripted([NOT_FOUND, MADE, NOT_FOUND, NOT_FOUND, MADE, MADE])
     blocks.open_patiently()
-    assert all(told.endswith("; trying on") for told in caplog.messages) and caplog.messages
+    assert all(told.endswith("; trying again") for told in caplog.messages) and caplog.messages
     assert "penstock broker" not in caplog.text, "which is what asks"
 
 
