@@ -101,7 +101,8 @@ def parse(text: str) -> Address:
         hint = meant if _HOST_AND_PORT.match(text) else nearest(scheme, ROOMS)
         if not colon and scheme in ROOMS:
             raise InvalidArgument(f"address {text!r} is a scheme alone; write {(LOCAL | NETWORK)[scheme]}")
-        raise InvalidArgument(f"address {text!r} has no known scheme; {hint}")
+        known = "" if hint.startswith("valid") else f" ({', '.join(ROOMS)})"
+        raise InvalidArgument(f"address {text!r} begins with no known reach{known}; {hint}")
     rest, _, query = rest.partition("?")
     written = parse_qsl(query, keep_blank_values=True)
     options = dict(written)

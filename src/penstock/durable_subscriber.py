@@ -27,7 +27,7 @@ def follow(
     text = check_start(start)
     directory = durable or _kept_at(address, live_options)
     if not (Path(directory) / FRONTIER_NAME).exists():
-        raise InvalidArgument(f"there is no journal {directory}: reading makes none, a publisher with durable= does")
+        raise InvalidArgument(f"there is no journal {directory}: check the path; a publisher with durable= creates it")
     journal = Journal(directory, mode="read")
     try:
         channel = check_channel(journal, address, live_options)

@@ -275,6 +275,9 @@ class _Parser:
             return self.list()
         if kind == "name":
             return self.name(text, place)
+        if kind == "end":
+            said = f"a value is missing at the end (character {place + 1} of {self.source!r})"
+            raise FilterError(f"filter: {said}", place)
         raise self.error_at("where a value was expected", place)
 
     def name(self, text: str, place: int) -> Evaluate:

@@ -923,7 +923,7 @@ def test_a_source_whose_broker_is_gone_is_tried_on(tmp_path: Path, caplog: pytes
         bridge.subscriber._link._give_up_s = 0.1
     with bridge:
         end = time.monotonic() + 60.0
-        while "trying on" not in caplog.text:
+        while "trying again" not in caplog.text:
             assert time.monotonic() < end
             time.sleep(0.01)
         bridge.subscriber._link._give_up_s = 60.0

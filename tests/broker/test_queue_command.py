@@ -76,7 +76,7 @@ def test_the_address_that_ls_prints(queue: Callable[..., str], client: Client) -
         done = subprocess.run(
             [sys.executable, "-m", "penstock", *line], capture_output=True, text=True, timeout=10 * LONG
         )
-        assert "no known scheme" not in done.stderr and "is not of the form" not in done.stderr, done.stderr
+        assert "no known reach" not in done.stderr and "is not of the form" not in done.stderr, done.stderr
         assert done.returncode in (0, 4), done.stdout + done.stderr
     assert "hello" in done.stdout
 

@@ -201,7 +201,7 @@ def test_a_pattern_for_nothing_is_told_and_wait_waits_for_it() -> None:
     stem = f"shm:/cam-{uuid.uuid4().hex[:8]}"
     with penstock.publisher(f"{stem}/front") as front:
         patterns = [f"{stem}/f*", f"{stem}/r*"]
-        with pytest.raises(RefusedError, match=r"anything like .*/r\*; --wait tries until somebody is there"):
+        with pytest.raises(RefusedError, match=r"anything like .*/r\*; start the publisher, or give --wait to keep trying"):
             expanded(patterns, False)
         with pytest.raises(RefusedError, match=r"anything like .*/r\*$"):
             expanded(patterns)  # a command that has no --wait

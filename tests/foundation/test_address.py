@@ -35,11 +35,11 @@ def test_parts(text: str, parts: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("smh:/x", "did you mean shm"),
-        ("camera", "no known scheme"),
+        ("smh:/x", r"begins with no known reach \(bus, shm, .*\); did you mean shm\?"),
+        ("camera", "no known reach"),
         ("bus", "is a scheme alone; write bus:NAME"),
         ("broker", "is a scheme alone; write broker://HOST:PORT/TOPIC"),
-        ("", "no known scheme"),
+        ("", "no known reach"),
         ("127.0.0.1:9876/orders", r"did you mean broker://127.0.0.1:9876/orders\?"),
         ("127.0.0.1:9876", r"did you mean broker://127.0.0.1:9876 or tcp://127.0.0.1:9876\?"),
         ("shm:camera", "begins with '/'"),

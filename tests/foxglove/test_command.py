@@ -90,7 +90,7 @@ def test_what_cannot_be_is_told(tmp_path: Path) -> None:
     ("address", "told"),
     [
         ("shm:/x?nonsense=1", "has no option 'nonsense'"),
-        ("foo:/x", "has no known scheme"),
+        ("foo:/x", "begins with no known reach"),
         ("tcp://127.0.0.1", "not of the form tcp://HOST:PORT"),
         ("shm:", "names nothing"),
         ("", "an address has a scheme"),

@@ -99,7 +99,7 @@ def test_by_fields_of_any_encoding(kind: Any) -> None:
 
 
 def test_an_expression_that_is_wrong_is_told_at_once() -> None:
-    with pytest.raises(InvalidArgument, match="where a value was expected"):
+    with pytest.raises(InvalidArgument, match="a value is missing at the end"):
         Filter(where=".celsius >")
     with pytest.raises(InvalidArgument, match="where="):
         Filter(type=Reading)

@@ -57,6 +57,14 @@ def test_cat(tmp_path: Path) -> None:
     assert raw.stdout == b"\xff\x00binary"
 
 
+def test_cat_of_a_topic_that_is_not_there_fails(tmp_path: Path) -> None:
+    fill(tmp_path / "j")
+    done = penstock("journal", "cat", str(tmp_path / "j"), "--topic", "nope", "--topic", "b", "--json")
+    assert done.returncode == 1 and json.loads(done.stdout)["topic"] == "b", "the others are printed"
+    assert f"no topic 'nope' in {tmp_path / 'j'} (it has " in done.stderr
+    assert penstock("journal", "cat", str(tmp_path / "j"), "--topic", "nope.>").returncode == 0, "a pattern may match none"
+
+
 def test_verify_and_repair(tmp_path: Path) -> None:
     fill(tmp_path / "j")
     assert penstock("journal", "verify", str(tmp_path / "j")).returncode == 0

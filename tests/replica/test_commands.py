@@ -61,8 +61,8 @@ def ended(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT
 
 
 WRONG = {
-    "--lease goes with --standby": ["--lease", "3"],
-    "--seed goes with --store": ["--seed"],
+    "--lease needs --standby": ["--lease", "3"],
+    "--seed needs --store": ["--seed"],
     "--no-sync does not go with --store": ["--no-sync", "--store", NOBODY],
     "goes with a certificate": ["--store-key", "/dev/null", "--store", NOBODY],
     "/dev/null is no certificate in PEM form": ["--store-authority", "/dev/null", "--store", NOBODY],
@@ -98,14 +98,14 @@ def test_what_a_leader_could_not_be_started_with_is_refused_before_it_stands_by(
         arguments = [str(tmp_path / "b"), str(free_ports[0]), "--store", NOBODY, "--standby", *options]
         ran = command.run("broker", *arguments, timeout=LONG)  # nobody is at NOBODY: one that is content waits there
         assert ran.returncode in (1, 2) and words in ran.stderr, (options, ran.stderr)
-        assert "trying on" not in ran.stderr
+        assert "trying again" not in ran.stderr
     assert not (tmp_path / "b").exists()
 
 
 def test_nobody_listens_is_said_while_it_is_tried(tmp_path: Path, free_ports: list[int], start: Start) -> None:
     for words in (["replica", str(tmp_path / "a")], ["broker", str(tmp_path / "b"), str(free_ports[0]), "--standby"]):
         process = start(*words, "--store", NOBODY)
-        line = said_by(process, "trying on")
+        line = said_by(process, "trying again")
         assert "no NATS server answers at 127.0.0.1:1: Connection refused" in line and "quorum" not in line
         assert ended(process, signal.SIGHUP) == 128 + signal.SIGHUP, "it was not at its work yet"
 
@@ -134,7 +134,7 @@ def test_a_cluster_in_any_directory_and_one_at_a_time(tmp_path: Path, free_ports
             Cluster(place, 1).start()
         missing = cluster.address.replace("/penstock", "/other")
         follower = start("replica", str(tmp_path / "f"), "--store", missing)
-        assert "there is no stream other there; penstock broker DIRECTORY --store" in said_by(follower, "trying on")
+        assert "there is no stream other there; penstock broker DIRECTORY --store" in said_by(follower, "trying again")
         leader = start("broker", str(tmp_path / "b"), "0", "--store", missing)
         assert leader.stdout is not None and follower.stdout is not None
         assert "listening" in leader.stdout.readline() and "following" in follower.stdout.readline()
@@ -157,7 +157,7 @@ def test_streams_of_others_and_copies_that_cannot_be_are_refused_at_once(tmp_pat
             done = command.run(*words, "--store", theirs, cwd=tmp_path, **secret)  # type: ignore[arg-type]
             assert done.returncode == 2 and "stream theirs belongs to something else: its subjects are orders.>" in done.stderr, done.stderr
         found = command.run("doctor", "--store", theirs, **secret)  # type: ignore[arg-type]
-        assert "belongs to something else" in found.stdout and "puts it right" not in found.stdout
+        assert "belongs to something else" in found.stdout and "repairs the stream" not in found.stdout
         with contextlib.closing(JetStream(Target.parse(theirs, None, "sesame"))) as blocks:
             names = blocks._ask("STREAM.NAMES", {})["streams"]
         assert "theirs_lead" not in names
@@ -203,5 +203,5 @@ def test_a_server_that_accepts_and_says_nothing_is_told_soon(
         monkeypatch.setattr("penstock.replica.client.CONNECT_S", 0.2)
         with pytest.raises(TimeoutError, match="no NATS server answers"):
             blocks.patiently(blocks.describe, 0.0)
-        assert caplog.messages == ["stream x has not answered yet; trying on"]
+        assert caplog.messages == ["stream x has not answered yet; trying again"]
         blocks.close()

@@ -276,7 +276,7 @@ class Bridge:
             try:
                 batch = self.subscriber.read_many(most, POLL_S)
             except UnreachedError as error:
-                logger.warning("%r: %s; trying on", self, error)
+                logger.warning("%r: %s; trying again", self, error)
                 continue
             except ClosedError:
                 break

@@ -367,7 +367,7 @@ class Broker:
 
     def _no_room(self) -> Refusal:
         if self.store.full:
-            return Refusal("full", "the disk is full; what is consumed or purged is freed")
+            return Refusal("full", "the broker's disk is full: free space there, or consume or purge queues")
         quota = self.limits.quota_bytes
         return Refusal("full", f"the disk quota of {quota} bytes is reached; consume, purge or raise it")
 

@@ -56,7 +56,10 @@ def nobody_leads(host: str, port: int) -> str:
 #: What to do about it.
 NOBODY_LEADS_REMEDY = "they may stand by, have no quorum, or not run: their logs and penstock doctor --store tell"
 #: The same of one broker, at whose port nobody listens.
-NOT_LISTENING_REMEDY = "it does not run, or stands by for another one: its log tells"
+NOT_LISTENING_REMEDY = (
+    "start it with: penstock broker DIRECTORY PORT. If it is a standby broker, name all brokers: "
+    "broker://A:PORT,B:PORT/TOPIC"
+)
 
 
 def connect(

@@ -155,7 +155,7 @@ def broker(
     journal_options: dict[str, Any] = {name: value for name, value in rules.items() if value}
     journal_options |= {"keep": keep, "sync": sync, "max_message_bytes": max_message}
     if standby and (store is None or port == 0):
-        raise InvalidArgument("--standby goes with --store ADDRESS and a port other than 0, which clients know")
+        raise InvalidArgument("--standby needs --store ADDRESS and a fixed port (not 0), because clients must know it")
     _check_store(store, standby=standby, lease=lease, seed=seed, sync=sync)
     limits = Limits(
         max_message_bytes=max_message,
@@ -214,9 +214,9 @@ def broker(
 def _check_store(store: str | None, *, standby: bool, lease: float | None, seed: bool, sync: bool) -> None:
     """Refuse options that would do nothing."""
     if lease is not None and not standby:
-        raise InvalidArgument("--lease goes with --standby")
+        raise InvalidArgument("--lease needs --standby")
     if seed and store is None:
-        raise InvalidArgument("--seed goes with --store ADDRESS")
+        raise InvalidArgument("--seed needs --store ADDRESS")
     if store is not None and not sync:
         raise InvalidArgument("--no-sync does not go with --store: the cluster confirms what it has on disk")
 

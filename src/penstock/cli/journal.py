@@ -16,6 +16,7 @@ from penstock.cli.target import TopicOption
 from penstock.errors import InvalidArgument
 from penstock.observe import decode
 from penstock.printable import printable
+from penstock.topics import is_pattern
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -184,6 +185,25 @@ def cat(
             name = printable(message.channel or "", keep="")
             text = f"{message.position} {name} #{message.ordinal} {_time(message.timestamp_ns)}"
             print(f"{text} {len(message)} B {beginning!r}", flush=follow)
+    if not follow:
+        _refuse_missing(directory, topic or [])
+
+
+def _refuse_missing(directory: Path, names: list[str]) -> None:
+    """Say which of these topics the journal does not have: a misspelt name would look like a topic without messages."""
+    from penstock.journal import Journal
+    from penstock.journal.explain import no_topic
+
+    plain = [name for name in names if not is_pattern(name)]
+    if not plain:
+        return
+    with Journal(directory, mode="read") as journal:
+        known = journal.topics
+    lacking = [found for name in plain if (found := no_topic(directory, name, known))]
+    for finding in lacking:
+        exits.told(f"{finding.text} ({finding.remedy})")
+    if lacking:
+        raise typer.Exit(exits.FAILED)
 
 
 def _as_json(message: Message) -> dict[str, object]:

@@ -160,9 +160,9 @@ def _wait(publisher: Publisher, subscribers: int, timeout: float, address: str) 
                 told = f"waiting for {subscribers} subscriber(s) of {address}; --wait 0 does not wait"
                 print(told, file=sys.stderr, flush=True)
             if time.monotonic() >= deadline:
-                raise TimeoutError(
-                    f"{address}: no {subscribers} subscriber(s) within {timeout:g} s (--timeout, --wait)"
-                )
+                few = "no subscriber" if subscribers == 1 else f"fewer than {subscribers} subscribers"
+                remedy = "start one, or give a longer --timeout, or --wait 0"
+                raise TimeoutError(f"{address}: {few} after {timeout:g} s; {remedy}")
 
 
 def _properties(publisher: Publisher, given: list[str] | None, address: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ __all__ = [
     "tell", "told_after",
 ]  # fmt: skip
 
-TRY_ON = "; --wait tries until somebody is there"
+TRY_ON = "; start the publisher, or give --wait to keep trying"
 TELL_AFTER_S = 1.0
 REACH_S = 2.0
 #: How long a reader is watched before it counts as stalled; short, because a hint must not delay a command.
@@ -48,7 +48,7 @@ def refuse_nobody(parts: Address, wait: bool | None = None) -> None:
     try:
         connect(parts.host, parts.port or 9876, REACH_S, lambda connection, _: connection.close())
     except ConnectionRefusedError:
-        remedy = "" if wait is None else TRY_ON
+        remedy = "" if wait is None else "; --wait keeps trying"
         text = f"{without_secrets(parts.text)}: nobody listens there ({NOT_LISTENING_REMEDY}){remedy}"
         raise RefusedError(text) from None
     except UnresolvedError as error:

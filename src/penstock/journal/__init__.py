@@ -116,7 +116,7 @@ def open_subscriber(
     if not marker.exists():
         if marker.parent.exists() and not marker.parent.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), address.name)
-        raise InvalidArgument(f"there is no journal {address.name}: reading makes none, its first publisher does")
+        raise InvalidArgument(f"there is no journal {address.name}: check the path; its first publisher creates it")
     deadline = time.monotonic() + 10
     # its writer is still creating it; the frontier file is written last
     while not frontier.exists() and time.monotonic() < deadline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from penstock.finding import Finding
 from penstock.printable import command
 from penstock.quantities import iso_time, number_of
 
-__all__ = ["describe", "end_of", "explain", "publishing"]
+__all__ = ["describe", "end_of", "explain", "no_topic", "publishing"]
 
 MOST_NAMES = 20  # topics that an answer lists, the nearest first
 
@@ -34,18 +34,23 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
         return
     topic = parts.topic or "default"
     with Journal(directory, mode="read") as journal:
-        known = journal.topics
-        if not any(topics.matches(topic, name) for name in known):
-            near = difflib.get_close_matches(topic, known, n=3, cutoff=0.4)
-            names = [*near, *sorted(set(known) - set(near))]
-            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-            yield Finding(
-                f"no topic {topic!r} in {directory}", f"it has {', '.join(names[:MOST_NAMES]) or 'none yet'}{more}"
-            )
+        lacking = no_topic(directory, topic, journal.topics)
+        if lacking is not None:
+            yield lacking
         else:
             kept = sum(found.messages for found in info(directory).topics if topics.matches(topic, found.name))
             yield Finding(f"it keeps {number_of(kept, 'message')} of {topic}", grave=False)
             yield Finding("a reader that begins with new messages does not see those", "--from 1", grave=False)
+
+
+def no_topic(directory: Path, topic: str, known: Collection[str]) -> Finding | None:
+    """That none of the topics ``known`` is ``topic``, or matches that pattern; None: one does."""
+    if any(topics.matches(topic, name) for name in known):
+        return None
+    near = difflib.get_close_matches(topic, known, n=3, cutoff=0.4)
+    names = [*near, *sorted(set(known) - set(near))]
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return Finding(f"no topic {topic!r} in {directory}", f"it has {', '.join(names[:MOST_NAMES]) or 'none yet'}{more}")
 
 
 def publishing(parts: addresses.Address) -> set[int]:

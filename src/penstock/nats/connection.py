@@ -237,7 +237,7 @@ class Connection:
         raise ConnectionError(f"no NATS server answers at {self.access.place}: {problem}") from None
 
     async def note_error(self, error: Exception) -> None:
-        """Tell it. While nats-py connects for the first time: keep it, or end that where trying on is of no use."""
+        """Tell it. While nats-py connects for the first time: keep it, or end that where trying again is of no use."""
         self._error = str(error) or type(error).__name__
         if not self._connected:
             if "authorization" in self._error.lower():
@@ -245,7 +245,7 @@ class Connection:
             if isinstance(error, ssl.SSLCertVerificationError) and len(self.access.places) == 1:
                 raise RefusedError(f"nats://{self.access.place} is not trusted: {self._error}")
         elif "EOF" not in self._error:  # which `_note_loss` tells
-            trying = "" if self.client.is_connected else "; trying on"
+            trying = "" if self.client.is_connected else "; trying again"
             self._throttle.log(logging.WARNING, "nats://%s: %s%s", self.access.place, self._error, trying)
 
     async def _note_loss(self) -> None:

@@ -209,7 +209,7 @@ class Recorder:
                 source.unreached = unreached(source.subscriber, deadline)
         if self.sources and all(source.unreached for source in self.sources):
             said = "; ".join(f"{source.address}: {source.unreached}" for source in self.sources)
-            raise RefusedError(f"{said}; --wait tries until somebody is there")
+            raise RefusedError(f"{said}; start the publisher, or give --wait to keep trying")
 
     def _end_reading(self) -> None:
         with self._lock:

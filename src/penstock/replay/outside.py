@@ -32,7 +32,7 @@ OUTSIDE = frozenset({
 })  # fmt: skip
 #: Those for look-ups of names.
 LOOK_UPS = frozenset(f"socket.{name}" for name in ("getaddrinfo", "gethostbyname", "gethostbyaddr", "getnameinfo"))
-WHY = "a replay does not control what comes of that"
+WHY = "a replay cannot control its result"
 MAX_PLACES = 5  # lines that a note names
 # a process started by this causes no event, but the import of this module does
 SPAWNED = "multiprocessing.popen_spawn_posix"

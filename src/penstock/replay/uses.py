@@ -28,8 +28,8 @@ from penstock.gateway.configuration import imported
 
 __all__ = ["is_of_library", "noted_calls", "replace", "user_of"]
 
-CLOCK = "the machine's clock is not in recorded time, self.clock and penstock.clock are"
-RANDOM = "these random numbers are not of the seed, those of random are"
+CLOCK = "this is the machine's time, not recorded time; use self.clock or penstock.clock"
+RANDOM = "these random numbers do not depend on --seed; use the module random"
 PENSTOCK = str(Path(penstock.__file__).parent) + os.sep
 INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 LIBRARY = (sysconfig.get_path("stdlib") + os.sep, "<")  # frozen modules, and methods that dataclasses and others write

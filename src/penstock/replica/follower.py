@@ -46,7 +46,7 @@ def follow(directory: str | Path, blocks: Blocks) -> Follower:
         try:
             return Follower(directory, blocks)
         except (UnansweredError, ConnectionError, StreamError, CorruptionError, StateError) as error:
-            seldom.warn("%s; trying on", error)
+            seldom.warn("%s; trying again", error)
             time.sleep(0.1)
 
 
@@ -364,7 +364,7 @@ class Follower:
             except (StreamError, CorruptionError) as error:
                 if isinstance(error, CorruptionError):
                     self.close()  # then the stream is read again
-                seldom.warn("%s: %s; trying on", self.blocks.name, str(error).removeprefix(f"{self.blocks.name}: "))
+                seldom.warn("%s: %s; trying again", self.blocks.name, str(error).removeprefix(f"{self.blocks.name}: "))
                 time.sleep(max(poll_s, 0.1))
 
     def close(self) -> None:

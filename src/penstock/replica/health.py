@@ -126,7 +126,8 @@ def _stream(target: Target, answers: dict[tuple[str, int], dict[str, Any] | Exce
             text = f"{blocks.name} was purged, and not by its broker: its last segment begins with block {begin}"
             yield Finding("bad", f"{text}, and that is gone", "keep the broker's directory: it puts it right")
     except CorruptionError as damage:
-        yield Finding("bad", f"{damage}", "the broker puts it right when it stores something")
+        remedy = "start the broker on the directory that was written last; it repairs the stream"
+        yield Finding("bad", f"{damage}", remedy)
     except (OSError, PenstockError) as failure:
         yield Finding("bad", f"{failure}", "nothing can be stored while there is no quorum, or no stream")
         return

@@ -118,7 +118,7 @@ class Replica:
 
     def _patiently(self, deadline: float, act: Callable[[], T]) -> T:
         """Call ``act``, and again from the beginning while the cluster is choosing a leader or has no quorum."""
-        outage = Outage(self.blocks, "the log cannot be read yet; trying on")
+        outage = Outage(self.blocks, "the log cannot be read yet; trying again")
         while True:
             try:
                 found = act()

@@ -348,7 +348,7 @@ class JetStream:
         deadline = began + seconds
         seldom = Seldom()
         text = f"{self.name} has not answered yet"
-        slow = threading.Timer(SLOW_S, lambda: seldom.warn("%s; trying on", text))
+        slow = threading.Timer(SLOW_S, lambda: seldom.warn("%s; trying again", text))
         slow.daemon = True
         slow.start()
         try:
@@ -361,7 +361,7 @@ class JetStream:
                         raise TimeoutError(self._explain(error)) from error
                     lasts = not isinstance(error, UnansweredError) or time.monotonic() - began >= SLOW_S
                     if lasts and seldom.due:  # not each time: who answers is asked of all servers
-                        seldom.warn("%s; trying on", self._explain(error))
+                        seldom.warn("%s; trying again", self._explain(error))
                 time.sleep(PAUSE_S)
         finally:
             slow.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -48,7 +50,8 @@ def unreached(subscriber: Any, deadline: float) -> str:
     for session in subscriber.sessions:
         while not session.wait_connected(0.02):
             if session.last_error:
-                return str(session.last_error)
+                said = str(session.last_error)
+                return f"nobody listens there ({said})" if os.strerror(errno.ECONNREFUSED) in said else said
             if time.monotonic() >= deadline:
                 break
     return ""
