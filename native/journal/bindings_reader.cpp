@@ -93,6 +93,7 @@ void check_problem(const Problem &problem) {
     if (problem.kind == Problem::version) fail("InvalidArgument", problem.place + " " + problem.text);
     nb::object kind = nb::module_::import_("penstock.errors").attr("CorruptionError");
     nb::object error = kind(problem.text + " (" + problem.place + ")", problem.place);
+    if (problem.next > problem.first) error.attr("positions") = nb::make_tuple(problem.first, problem.next);
     PyErr_SetObject(kind.ptr(), error.ptr());
     throw nb::python_error();
 }

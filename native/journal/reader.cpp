@@ -429,7 +429,11 @@ ReadResult Reader::read(const Pass &pass) {
         std::uint64_t next = next_of(at), end = std::min(next, frontier_now);
         View view;
         if (!open_segment(at->first, next, at->second, view, result.problem)) {
-            if (!gone(at->first, at->second.revision, result.problem)) return result;
+            if (!gone(at->first, at->second.revision, result.problem)) {
+                result.problem.first = start;
+                result.problem.next = end;
+                return result;
+            }
             skip();
             result.next = start;
             continue;
@@ -503,7 +507,7 @@ ReadResult Reader::read(const Pass &pass) {
                     if (damage.first_position <= expected && expected < damage.next_position) offset = damage.offset;
                 result.problem = {Problem::damage,
                                   "positions " + std::to_string(expected) + " to " + std::to_string(until - 1) + " are damaged",
-                                  place + ":" + std::to_string(offset), 0};
+                                  place + ":" + std::to_string(offset), 0, expected, until};
                 result.next = until;
                 return result;
             }

@@ -68,6 +68,7 @@ struct Problem {
     enum Kind : std::uint8_t { none, damage, system, version } kind = none;
     std::string text, place;
     int error = 0;
+    std::uint64_t first = 0, next = 0;  // of damage that a reader can pass: the first damaged position, and the one after it
 };
 
 struct Found {

@@ -39,7 +39,11 @@ class CapacityError(PenstockError):
 
 
 class CorruptionError(PenstockError):
-    """Bytes on disk or in shared memory are not what they must be; ``place`` says where."""
+    """Bytes on disk or in shared memory are not what they must be; ``place`` says where. ``positions``, where a
+    journal's reader knows them: the first damaged one, and the next one after the damage.
+    """
+
+    positions: tuple[int, int] | None = None
 
     def __init__(self, text: str, place: str | None = None) -> None:
         super().__init__(text)
@@ -76,7 +80,7 @@ MOST_NAMES = 50  # in an error text
 def nearest(given: str, valid: Iterable[str]) -> str:
     """The part of an error text that names the valid choices, the nearest first."""
     names = sorted(valid)
-    close = difflib.get_close_matches(given, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(given, names, n=3, cutoff=0.55)
     if close:
         return f"did you mean {' or '.join(close)}?"
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""

@@ -437,3 +437,36 @@ def test_links_that_share_a_buffer_have_a_topic_each_whatever_their_names_are(ga
         eventually(lambda sink=sink: len(gateway.module(sink).got) >= 4)
     for sink in sinks:
         assert sorted(gateway.module(sink).got) == [b"a", b"a.left", b"a_-_x", b"a_left"]
+
+
+class _Taken(Collector):
+    """Fails at every message, in whose place its dead letter goes on."""
+
+    def receive(self, message: GatewayMessage) -> None:
+        raise OSError("never")
+
+
+@pytest.mark.parametrize("loader", ["python", "process"])
+def test_dead_letters_that_were_not_handled_by_the_end_are_kept_by_the_buffer(tmp_path: Path, loader: str) -> None:
+    def made() -> Gateway:
+        gateway = Gateway()
+        gateway.add_module("a", Collector)
+        gateway.add_module("up", f"{__name__}:_Taken", loader=loader)
+        gateway.add_module("dead", _Hung)
+        options = LinkOptions(delivery=ALO, max_tries=2, backoff_s=0.001)
+        gateway.add_link("a", "up", None, options, buffer=f"journal:{tmp_path / 'store'}", error="dead")
+        return gateway
+
+    gateway = made()
+    gateway.start()
+    say(gateway, "a", *[b"%d" % n for n in range(5)])
+    dead = gateway.broker.worker_of(gateway.module("dead"))
+    eventually(lambda: dead.waiting == 5)
+    gateway.destroy(1.0)
+    infos = {info.name: info for info in gateway.modules()}
+    assert (infos["dead"].stored, infos["dead"].lost, infos["a -> up (buffer)"].backlog) == (5, 0, 5)
+    assert _count_kept(gateway.modules()) == 5, "each is counted once"
+    with made() as gateway:
+        gateway.module("dead").up = True
+        gateway.start()
+        eventually(lambda: len(set(gateway.module("dead").got)) == 5)

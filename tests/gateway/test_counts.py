@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
 import pytest
 
+from penstock.cli.run import _row
 from penstock.gateway import Delivery, Gateway, GatewayMessage, LinkOptions, Module
 from tests.gateway.conftest import Collector, eventually
 
@@ -115,3 +117,32 @@ def test_what_has_waited_too_long_expires_whatever_the_loader(loader: str, kind:
             assert info().handled < 200
         assert (info().lost, info().failed, info().waiting) == (0, 0, 0)
         assert gateway.destroy() is True
+
+
+class Hangs(Module):
+    """Does not return from ``receive`` until it is told to end."""
+
+    def __init__(self) -> None:
+        self.entered, self.free = threading.Event(), threading.Event()
+
+    def receive(self, message: GatewayMessage) -> None:
+        self.entered.set()
+        self.free.wait()
+
+
+def test_what_is_dropped_at_the_end_counts_as_lost() -> None:
+    with Gateway() as gateway:
+        gateway.add_module("source", Collector)
+        gateway.add_module("sink", Hangs)
+        gateway.add_link("source", "sink")
+        gateway.start()
+        sink = gateway.module("sink")
+        gateway.module("source").publish(b"first")
+        assert sink.entered.wait(60)
+        for _ in range(600):  # more than are taken from the queue at once
+            gateway.module("source").publish(b"more")
+        assert gateway.destroy(0.5) is False
+        info = next(info for info in gateway.modules() if info.name == "sink")
+        sink.free.set()
+        assert (info.lost, info.handled, info.waiting, info.stored, info.ledger.expired) == (601, 0, 0, 0, 0)
+        assert _row(info)["lost"] == 601

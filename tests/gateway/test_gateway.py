@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from penstock import InvalidArgument, StateError
+from penstock import InvalidArgument, StateError, publisher
 from penstock.gateway import (
     AddLinkError,
     BrokerError,
@@ -19,11 +20,13 @@ from penstock.gateway import (
     Filter,
     Gateway,
     GatewayMessage,
+    LinkOptions,
     ListedModule,
     Module,
     ModuleError,
     QueueOptions,
 )
+from penstock.gateway.configuration import parse
 from penstock.gateway.endpoint import Endpoint
 from tests.gateway.conftest import Collector, Doubler, Passer, eventually
 from tests.gateway.delivery import Backlogged
@@ -554,3 +557,53 @@ def test_an_error_link_goes_with_the_last_link_that_asked_for_it() -> None:
         gateway.add_link("a", "sink", error="dead")
         gateway.remove_link("a", "sink")
         assert [link.ends for link in gateway.links()] == [("sink.error", "dead")], "that one was asked for by itself"
+
+
+def test_an_error_end_that_leads_back_is_told_and_the_sink_itself_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with Gateway() as gateway:
+        for name in ("a", "b", "c"):
+            gateway.add_module(name, Collector)
+        gateway.add_link("a", "b")
+        gateway.add_link("b", "c", None, LinkOptions(max_tries=1), error="a")
+        assert "link b -> c: error 'a' leads back to it" in caplog.text
+        with pytest.raises(AddLinkError, match="own sink"):
+            gateway.add_link("a", "c", None, LinkOptions(max_tries=1), error="c")
+        assert ("a", "c") not in [link.ends for link in gateway.links()]
+        with pytest.raises(AddLinkError, match="did you mean shm:/cam"):
+            gateway.add_link("smh:/cam", "c")
+    data = {"modules": [], "links": [{"source": "shm:/a", "sink": "bus:x", "max_tries": 1, "error": "bus:x"}]}
+    with pytest.raises(ConfigurationError, match=r"links\[0\].error: 'bus:x' is the link's own sink"):
+        parse(data)
+    with pytest.raises(ConfigurationError, match=r"did you mean shm:/cam\?"):
+        parse({"modules": [], "links": [{"source": "smh:/cam", "sink": "bus:x"}]})
+    with pytest.raises(ConfigurationError, match="colour: is not known here; valid: "):
+        parse({"modules": [{"name": "a", "colour": 1}], "links": []})
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_the_time_out_of_destroy_is_checked(closed: bool) -> None:
+    with Gateway() as gateway:
+        if closed:
+            gateway.destroy()
+        for wrong in (-1, "x", float("nan")):
+            with pytest.raises((InvalidArgument, TypeError)):
+                gateway.destroy(wrong)  # type: ignore[arg-type]
+
+
+def test_a_tcp_source_that_nobody_serves_is_told_and_told_again_when_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.gateway.endpoint.FIRST_TRY_S", 0.0)
+    with socket.socket() as reserved:  # bound and not listening: nobody serves it, and nobody else gets it
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        with Gateway() as gateway:
+            gateway.add_module("sink", Collector)
+            gateway.add_link(f"tcp://127.0.0.1:{port}", "sink")
+            gateway.start()
+            eventually(lambda: f"tcp://127.0.0.1:{port} is not there yet" in caplog.text)
+            reserved.close()
+            with publisher(f"tcp://127.0.0.1:{port}"):
+                eventually(lambda: f"tcp://127.0.0.1:{port} is there" in caplog.text)
+    assert caplog.text.count("is not there yet") == 1

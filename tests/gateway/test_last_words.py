@@ -29,7 +29,7 @@ class Plain(Module):
 
 
 def lost(gateway: Gateway) -> int:
-    return sum(info.lost + info.waiting + info.ledger.lost for info in gateway.modules())
+    return sum(info.lost + info.waiting for info in gateway.modules())
 
 
 def by_name(gateway: Gateway) -> dict[str, Any]:

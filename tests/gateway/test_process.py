@@ -546,3 +546,13 @@ def test_the_end_waits_for_a_process_that_is_to_be_started_again(gateway: Gatewa
     assert gateway.destroy(60)
     assert [content for content in sink.got if content.startswith(b"left")] == contents
     assert healthy.returncode == 0, "it ended in order"
+
+
+def test_a_process_that_does_not_answer_create_is_told_while_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.gateway.process.CREATE_TOLD_S", 0.001)  # no interpreter starts as fast as that
+    with Gateway() as gateway:
+        gateway.add_module("slow", "tests.gateway.conftest:Collector", loader="process")
+    told = [record.message for record in caplog.records if "has not answered create" in record.message]
+    assert told == ["module 'slow': its process has not answered create yet; waiting up to 30 s"]

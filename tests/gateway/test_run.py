@@ -79,6 +79,15 @@ def test_check_prints_the_graph_and_starts_nothing(tmp_path: Path) -> None:
     assert "cycle: a -> b -> a" in plain
 
 
+def test_check_prints_a_cycle_through_an_error_link(tmp_path: Path) -> None:
+    file = write(tmp_path / "g.json", [module("timer", "Timer"), module("a", "Logger"), module("b", "Logger")], [])
+    links = [{"source": "timer", "sink": "a"}, {"source": "a", "sink": "b", "max_tries": 2, "error": "a"}]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "links": links}))
+    done = command(file, "--check")
+    assert done.returncode == 0, done.stderr
+    assert "cycle: a -> b -> a" in done.stdout
+
+
 def test_check_says_how_each_link_delivers(tmp_path: Path) -> None:
     file = tmp_path / "g.json"
     lines = module("lines", "FileTail", file="in", place="place")

@@ -31,6 +31,7 @@ from penstock.gateway.endpoint import is_durable
 from penstock.gateway.links import DEFAULT, STAR, Delivery, Link, LinkTable, drain_order
 from penstock.gateway.loaders import recipe
 from penstock.gateway.schema import schema
+from penstock.gateway.worker import ERROR
 from penstock.quantities import number_of
 from penstock.secrecy import hidden_values, without_secrets
 from penstock.throttle import Throttle
@@ -276,7 +277,6 @@ def _print_line(text: str) -> None:
 
 def _row(info: ModuleInfo) -> dict[str, Any]:
     ledger = info.ledger
-    lost = sum(count for reason, count in ledger.dropped.items() if reason not in ("filtered", "overflow"))
     return {
         "module": info.name,
         "received": info.handled,
@@ -287,16 +287,18 @@ def _row(info: ModuleInfo) -> dict[str, Any]:
         "expired": ledger.expired,
         "stored": info.stored,
         "backlog": info.backlog,
-        "lost": lost + info.waiting + info.lost,
+        "lost": info.waiting + info.lost,
     }
 
 
 def _count_kept(infos: Sequence[ModuleInfo]) -> int:
-    """How many messages will be redelivered after the next start. A buffer's backlog includes what its sink has not
-    handled.
+    """How many messages will be redelivered after the next start. A buffer's backlog includes what its sink, and the
+    modules behind that, have not handled.
     """
-    buffers = {info.name for info in infos if info.kind == Buffer.__name__}
-    elsewhere = [info for info in infos if buffers.isdisjoint(info.sources)]
+    behind = {info.name for info in infos if info.kind == Buffer.__name__}
+    while more := {info.name for info in infos if not behind.isdisjoint(info.sources)} - behind:
+        behind |= more
+    elsewhere = [info for info in infos if info.name not in behind]
     return sum(info.backlog for info in infos) + sum(info.stored for info in elsewhere)
 
 
@@ -329,6 +331,9 @@ def _print_graph(configuration: Configuration, durable: Collection[str], as_json
         table.add_name(name)
     for link in configuration.links:
         table.add(link)
+    for ends in [(f"{link.sink}.{ERROR}", link.error) for link in configuration.links if link.error is not None]:
+        if ends not in table:
+            table.add(Link(*ends))
     graph = table.graph()
     cycles = [group for group in drain_order(graph) if len(group) > 1 or group[0] in graph[group[0]]]
     kinds = {e.name: f"{e.loader} {json.dumps(hidden_values(e.entrypoint))}" for e in configuration.modules}

@@ -50,6 +50,7 @@ JOIN_TIMEOUT_S = 10.0
 END_S = 0.5  # the shortest time-out of an orderly end
 RESERVE_S = 5.0  # the most of a time-out that is kept back for them
 POLL_S = 0.002
+KEPT_OUT = ("filtered", "overflow")  # reasons for drops that have counts of their own; all others count as lost
 log = logging.getLogger("penstock.gateway")
 _live: weakref.WeakSet[ModuleBroker] = weakref.WeakSet()
 
@@ -73,7 +74,8 @@ class ModuleInfo:
     seconds_in_receive: float
     ledger: Ledger
     stored: int = 0  # not handled at the end; their durable source keeps them
-    lost: int = 0  # being handled by a process that died, given up, or removed from a buffer by its bounds
+    # being handled by a process that died, given up, dropped at the end, or removed from a buffer by its bounds
+    lost: int = 0
     backlog: int = 0  # of a buffer: messages on disk that were not handled yet
 
 
@@ -644,6 +646,7 @@ class ModuleBroker(Router):
         ledger = worker.queue.ledger
         kept = worker.backed and worker.over
         closed = ledger.dropped.get("closed", 0) if worker.backed else 0
+        dropped = _by_reason(ledger.dropped, worker.overflowed, closed, filtered)
         return ModuleInfo(
             name=worker.name,
             handle=worker.module,
@@ -662,10 +665,10 @@ class ModuleBroker(Router):
                 ledger,
                 delivered=ledger.delivered - expired - filtered,
                 expired=ledger.expired + expired,
-                dropped=_by_reason(ledger.dropped, worker.overflowed, closed, filtered),
+                dropped=dropped,
                 in_flight=ledger.in_flight + closed,
             ),
-            lost=worker.lost + worker.gone,
+            lost=worker.lost + worker.gone + sum(n for reason, n in dropped.items() if reason not in KEPT_OUT),
             stored=worker.stored + closed + (worker.waiting if kept else 0),
             backlog=worker.backlog,
         )

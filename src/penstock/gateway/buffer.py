@@ -2,8 +2,9 @@
 
 ``journal:DIRECTORY?retain_bytes=N&retain_age_s=S``. A message is on disk before the next one is accepted; it is removed
 when the sink has handled it. Beyond ``retain_bytes`` (1 GiB by default) or ``retain_age_s`` the oldest messages are
-removed, counted as lost and reported. Several links may share a directory. While the disk is full nothing more is
-accepted; space is freed as messages are handled.
+removed, counted as lost and reported. Damage on disk costs the messages that it hits: they are counted as lost and
+reported, and the link goes on with the next one. Several links may share a directory. While the disk is full nothing
+more is accepted; space is freed as messages are handled.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from typing import Any
 
 from penstock import address
 from penstock._core.gateway import GatewayMessage
+from penstock.errors import ClosedError, CorruptionError
 from penstock.gateway import carriage
 from penstock.gateway.durable import Forwarder
-from penstock.gateway.errors import MessageFailed
+from penstock.gateway.errors import MessageFailed, ModuleError
 from penstock.gateway.module import Module, Outlet
-from penstock.quantities import check_duration, check_size
+from penstock.quantities import check_duration, check_size, number_of
 
 BATCH = 256
+COUNTED = 4096  # messages that are read at once where they are only counted
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 1 << 16, 8 << 20
 FLUSH_S = 1.0
 PLAIN_NAME = r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*"
@@ -37,6 +40,7 @@ RETAIN_BYTES = 1 << 30
 # no time-out: this is the only reader, and unacknowledged messages are redelivered after a restart only
 ACK_TIMEOUT_S = 100 * 365 * 86400.0
 ACCOUNTED = "accounted"  # how many of the messages stored for a link were handled, or were removed and reported
+REPAIRED = "the buffer was damaged, and the repair could not keep them"
 log = logging.getLogger("penstock.gateway")
 
 
@@ -59,13 +63,20 @@ class Buffer(Module):
         }
         self._forwarder: Forwarder | None = None
         self._backlog_at_end: int | None = None
+        self._met: CorruptionError | None = None  # damage that was found while messages were counted
 
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Open the journal and find the position to continue from."""
+        super().create(broker, configuration)
+        try:
+            self._open()
+        except CorruptionError as error:
+            raise CorruptionError(self._with_remedy(error), error.place) from None
+
+    def _open(self) -> None:
         from penstock.journal.follow import JournalPublisher, share
         from penstock.journal.reading import topic_filter
 
-        super().create(broker, configuration)
         journal = share(self._directory, self._options)
         self._publisher = JournalPublisher(journal, self._topic)
         self._journal = journal
@@ -93,9 +104,31 @@ class Buffer(Module):
         stored = self._following() - first
         ends = [(0, state.floor), *state.runs]
         stored -= sum(max(0, self._ordinal_at(end + 1) - max(first, self._ordinal_at(begin))) for begin, end in ends)
+        holes = [hole for hole in self._journal.holes if hole.reason == "lost" and hole.last > state.floor]
+        done = sum(max(0, min(end, hole.last) - max(begin, hole.first) + 1) for hole in holes for begin, end in ends)
+        unknown = sum(hole.last - hole.first + 1 for hole in holes) - done
+        if unknown:
+            stored -= min(unknown, self._count_missing(state.floor + 1))
         self._accounted = int(state.settings.extra.get(ACCOUNTED, self._following() - 1 - stored))
         self._untold = max(0, self._following() - 1 - stored - self._accounted)
+        self._untold_damaged = min(self._untold, unknown)
         self._account(0)
+
+    def _count_missing(self, place: int) -> int:
+        """How many messages of this link a repair could not keep, between others that are stored from a position on."""
+        missing, last = 0, 0
+        while place < self._journal.frontier:
+            try:
+                batch, place = self._journal.read_from(max(place, self._journal.first), COUNTED, None, self._filter)
+            except CorruptionError as error:
+                if error.positions is None:
+                    raise
+                last, place = 0, error.positions[1]  # damage that was not repaired is counted when it is read
+                continue
+            for ordinal in (int(message.ordinal or 0) for message in batch):
+                missing += max(0, ordinal - last - 1) if last else 0
+                last = ordinal
+        return missing
 
     def _account(self, count: int) -> None:
         """Add messages that were handled, or that were removed and reported."""
@@ -109,7 +142,10 @@ class Buffer(Module):
         """Begin to forward."""
         self._forwarder = Forwarder(self, lambda: self, self._forward, BATCH)
         untold, self._untold = self._untold, 0
-        self._tell_gone(untold)
+        damaged, self._untold_damaged = self._untold_damaged, 0
+        met = self._met
+        self._tell_gone(damaged, REPAIRED if met is None else f"the buffer is damaged: {self._with_remedy(met)}")
+        self._tell_gone(untold - damaged)
         self._forwarder.start()
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
@@ -153,10 +189,15 @@ class Buffer(Module):
         with self._counting:
             self._reading = True
         batch: Sequence[Any] = ()
+        damage: CorruptionError | None = None
         try:
             batch = self._queue.read_many(most, timeout)
+        except CorruptionError as error:
+            damage = error
         finally:
             self._count_gone(batch)
+        if damage is not None:
+            self._pass_over(damage)
         if not batch and time.monotonic() >= self._flush_due_s > 0:
             self._queue.flush()
             self._flush_due_s = 0.0
@@ -187,20 +228,56 @@ class Buffer(Module):
                 self._next = max(self._next, message.ordinal + 1)
         self._tell_gone(gone)
 
-    def _tell_gone(self, gone: int) -> None:
+    def _pass_over(self, damage: CorruptionError) -> None:
+        """Continue behind damage; the messages of this link in it that were not handled are lost, counted and reported.
+        If the reader does not know where the damage ends, nothing more is forwarded: the module counts as failed.
+        """
+        reason = self._with_remedy(damage)
+        if damage.positions is None:
+            if self.on_failure is not None:
+                self.on_failure(ModuleError(f"the buffer is damaged, and nothing more is forwarded: {reason}"))
+            raise ClosedError(reason)
+        first, following = damage.positions
+        with self._counting:
+            kept = self._ordinal_at(following)
+            handled = sum(
+                max(0, min(kept, self._ordinal_at(end + 1)) - max(self._next, self._ordinal_at(begin)))
+                for begin, end in self._queue.state.runs
+            )
+            done = self._queue.state.runs
+            hit = sum(not any(begin <= place <= end for begin, end in done) for place in range(first, following))
+            gone = min(max(0, kept - self._next - handled), hit)
+            self._next = max(self._next, kept)
+            self._queue.pass_over(first, following)
+        self._tell_gone(gone, f"the buffer is damaged: {reason}")
+
+    def _with_remedy(self, damage: CorruptionError) -> str:
+        from penstock.journal.recovery import mended_by
+
+        remedy = mended_by(self._directory)
+        return str(damage) if remedy in str(damage) else f"{damage}; {remedy}"
+
+    def _tell_gone(self, gone: int, why: str = "the buffer is full, or they were old") -> None:
         """Report messages that were removed. If nobody counts any more, because this module was given up when the
         gateway ended, the next start finds and reports them.
         """
         if gone:
-            told = f"{gone} messages were dropped: the buffer is full, or they were old"
+            told = f"{number_of(gone, 'message was', 'messages were')} lost: {why}"
             if self.on_failure is None or self.on_failure(MessageFailed(told, gone)) is not False:
                 self._account(gone)
 
     def _ordinal_at(self, position: int) -> int:
         """The number in its topic of this link's first message at a position or after it, or of the next one."""
         following = self._following()
-        batch, _ = self._journal.read_from(max(position, self._journal.first), 1, None, self._filter)
-        return next((int(message.ordinal) for message in batch), following)
+        while True:
+            try:
+                batch, _ = self._journal.read_from(max(position, self._journal.first), 1, None, self._filter)
+            except CorruptionError as error:
+                if error.positions is None:
+                    raise
+                self._met, position = error, error.positions[1]  # behind the damage
+            else:
+                return next((int(message.ordinal) for message in batch), following)
 
     def _following(self) -> int:
         """The number in its topic of the next message that is stored."""

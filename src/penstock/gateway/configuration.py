@@ -11,11 +11,12 @@ All functions are pure but ``read``; any thread may call them.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
 import re
 import tomllib
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ TOP_KEYS = ("modules", "links", "loaders", "$schema")  # ``include`` and ``defau
 MODULE_KEYS = ("name", "loader", "args", "queue", "restart", "stuck_after_s")
 BUFFER_OPTIONS = {"retain_bytes": check_size, "retain_age_s": check_duration}
 LINK_KEYS = ("source", "sink", "filter", "buffer", "error", *LINK_CHECKS)
+OWN_ERROR = "is the link's own sink, which has failed at these messages: name another module or an address"
 QUEUE_CHECKS: Checks = {
     "depth": lambda place: place.integer(1, 1 << 20),
     "overflow": lambda place: place.member(Overflow),
@@ -111,6 +113,14 @@ class Configuration:
 def is_address(end: str) -> bool:
     """Whether a link's end is an address; without a known scheme it is the name of a module."""
     return end.partition(":")[0] in address.ROOMS and ":" in end
+
+
+def missing_end(end: str, modules: Iterable[str]) -> str:
+    """The error text for a link's end that is neither a module nor an address."""
+    scheme, colon, rest = end.partition(":")
+    close = difflib.get_close_matches(scheme, address.ROOMS, n=1) if colon else []
+    hint = f"did you mean {address.without_secrets(f'{close[0]}:{rest}')}?" if close else nearest(end, modules)
+    return f"there is no module {address.without_secrets(end)!r}; {hint}"
 
 
 def read(path: str | Path) -> Configuration:
@@ -399,6 +409,8 @@ def _link(place: Place) -> Link:
     place.need("source", "sink")
     ends = _check_end(place["source"], "source"), _check_end(place["sink"], "sink")
     accepts, buffer, error = _link_parts(place)
+    if error == ends[1]:
+        place["error"].fail(f"{address.without_secrets(error)!r} {OWN_ERROR}")
     return Link(*ends, accepts, _link_options(place), buffer, error, (place.path, place.file))
 
 
@@ -501,9 +513,9 @@ def _check_ends(places: list[Place], modules: tuple[ModuleEntry, ...], links: tu
             if end == "source" and name.rpartition(".")[0] in names:
                 continue  # a named output
             if name not in names and not is_address(name) and not (end == "source" and name == STAR):
-                place[end].fail(f"there is no module {address.without_secrets(name)!r}; {nearest(name, names)}")
+                place[end].fail(missing_end(name, names))
         if link.error is not None and link.error not in names and not is_address(link.error):
-            place["error"].fail(f"there is no module {link.error!r}; {nearest(link.error, names)}")
+            place["error"].fail(missing_end(link.error, names))
         if link.ends in seen:
             place.fail(f"{link} is {_named(seen[link.ends], place)} already")
         seen[link.ends] = place

@@ -2,7 +2,7 @@
 
 Messages from the channel are published as the endpoint's own; messages from modules are sent to the channel, all that
 wait together. Properties travel along (``carriage.py``). The two roles are opened when a link asks for them, and closed
-together. A broker that cannot be reached yet is waited for, and this is logged.
+together. A broker or a tcp publisher that cannot be reached yet is waited for, and this is logged.
 
 A queue of a broker (``?queue=NAME``) is durable: its messages are acknowledged when every linked module has handled
 them, and are redelivered after a crash.
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -202,6 +204,8 @@ class _Reader:
         self._endpoint = endpoint
         self._stopping = threading.Event()
         self._begun = False  # a message has come
+        self._absent = False  # it was told that nobody serves the address
+        self._tell_s = time.monotonic() + FIRST_TRY_S
         self._thread = threading.Thread(target=self._run, name=f"{endpoint.name} reader", daemon=True)
 
     def start(self) -> None:
@@ -222,12 +226,26 @@ class _Reader:
             try:
                 # Keep no reference: a batch that is alive while the next one is read may hold slots of the channel.
                 self._forward_all(subscriber.read_many(BATCH, READ_TIMEOUT_S))
+                self._tell_presence(subscriber)
             except (PenstockError, OSError) as error:
                 if isinstance(error, ClosedError) and not isinstance(error, UnreachedError):
                     return
                 endpoint._throttle.error("reading %s failed: %s", endpoint.name, error)
                 if self._stopping.wait(RETRY_S):
                     return
+
+    def _tell_presence(self, subscriber: Any) -> None:
+        """Over tcp: tell once that a publisher is not there, and once that it has come."""
+        missing = [session for session in getattr(subscriber, "sessions", ()) if not session.connected]
+        if missing and not self._absent and time.monotonic() >= self._tell_s:
+            self._absent = True
+            reason = missing[0].last_error or "no answer"
+            log.warning("%s is not there yet and is waited for: %s", self._endpoint.name, reason)
+        elif self._absent and not missing:
+            self._absent, self._tell_s = False, math.inf
+            log.warning("%s is there", self._endpoint.name)
+        elif not missing:
+            self._tell_s = math.inf  # the room itself tells about a connection that is lost later
 
     def _forward_all(self, batch: Any) -> None:
         if not self._begun and len(batch):

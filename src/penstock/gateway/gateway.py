@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock.address import without_secrets
-from penstock.channel import choose
+from penstock.channel import check_timeout, choose
 from penstock.clock import refuse_if_virtual
 from penstock.errors import InvalidArgument, RefusedError, StateError, nearest
 from penstock.gateway import configuration as configurations
@@ -212,6 +212,7 @@ class Gateway:
         and never called again. An exception during draining (Ctrl-C) ends the draining; it is raised when everything
         else is done.
         """
+        check_timeout(timeout)
         with self._lock:
             if self._closed:
                 return self._all_handled
@@ -564,6 +565,8 @@ class Gateway:
         self._add_link(Link(source, sink, link_filter, options, buffer, error))
 
     def _add_link(self, link: Link) -> None:
+        if link.error == link.sink:
+            raise AddLinkError(f"link {link}: error={without_secrets(link.sink)!r} {configurations.OWN_ERROR}")
         if link.buffer is not None:
             self._add_buffered(link)
         else:
@@ -591,6 +594,11 @@ class Gateway:
                 self._sync((ends[0],))
         if ends in self._error_links:
             self._error_links[ends].add(link.ends)
+        with self._lock:
+            leads_back = self._table.leads(ends[1], link.sink)
+        if leads_back:
+            shown = without_secrets(ends[1])
+            log.warning("link %s: error %r leads back to it; what its sink can never handle goes round", link, shown)
 
     def _delivery(self, link: Link) -> Delivery | None:
         if link.buffer is not None:
@@ -694,7 +702,7 @@ class Gateway:
         for end in (self._table.owner(link.source) or link.source, link.sink):
             if not is_address(end) and end != STAR and end not in self._table.names:
                 known = [name for name in self._table.names if not is_address(name)]
-                raise AddLinkError(f"link {link}: there is no module {without_secrets(end)!r}; {nearest(end, known)}")
+                raise AddLinkError(f"link {link}: {configurations.missing_end(end, known)}")
         if link.source.endswith(".") and not is_address(link.source):
             raise AddLinkError(f"link {link}: {link.source!r} names no output; an output of a module is MODULE.OUTPUT")
         if link in self._table:

@@ -226,6 +226,17 @@ class LinkTable:
         owners = {self.owner(source) for source in self.sources_to(sink)}
         return tuple(sorted((name for name in owners if name in self._names), key=self._names.__getitem__))
 
+    def leads(self, name: str, sink: str) -> bool:
+        """Whether what a module publishes may reach ``sink``, through others too."""
+        seen, left = {name}, [name]
+        while left:
+            reached = {one for source in self.sources_within(left.pop()) for one in self.sinks(source)}
+            if sink in reached:
+                return True
+            left += reached - seen
+            seen |= reached
+        return False
+
     def graph(self) -> dict[str, tuple[str, ...]]:
         """Each module's sinks."""
         return {

@@ -47,6 +47,7 @@ from penstock.throttle import Throttle
 
 BATCH = 256
 START_LOOK_S = 0.1
+CREATE_TOLD_S = 3.0  # a process that has not answered ``create`` after this time is reported
 EXIT_ON_FAILURE = 70  # the status of a process that ends to be started again after a failure
 log = logging.getLogger("penstock.gateway")
 _numbers = itertools.count(1)
@@ -428,6 +429,11 @@ class ProcessModule(Module):
 
     def _await_reply(self) -> None:
         decoder = control.Decoder()
+        most_s, answer = self._launch.timeout_s, select.poll()
+        answer.register(self._connection, select.POLLIN)
+        if most_s > CREATE_TOLD_S and not answer.poll(CREATE_TOLD_S * 1000):
+            self._connection.settimeout(most_s - CREATE_TOLD_S)
+            log.warning("module %r: its process has not answered create yet; waiting up to %g s", self.name, most_s)
         while True:
             try:
                 data = self._connection.recv(65536)

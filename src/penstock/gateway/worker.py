@@ -138,13 +138,13 @@ class Output:
     @property
     def passes_on(self) -> bool:
         """Whether everything it published was published while its module was handling a message, as far as can be
-        known.
+        known. A dead letter is published before its message counts as handled.
         """
         worker, module = self.worker, self.worker.module
+        if self is worker.outputs.get(ERROR):
+            return self.port.published == worker.dead_letters  # none by the module itself
         seen = worker._loop is None and not hasattr(module, "unhandled")  # neither tasks nor a process of its own
-        return seen and not getattr(module, "gathers", False) and self is not worker.outputs.get(ERROR) and (
-            self.port.outside == 0
-        )
+        return seen and not getattr(module, "gathers", False) and self.port.outside == 0
 
 
 @dataclass(slots=True, eq=False)
@@ -208,6 +208,7 @@ class Worker:
         self.backed = False  # set at the gateway's end: durable sources keep everything it gets until it was handled
         self.stored = 0  # of those taken: not handled at the end, but kept by their source
         self.filtered = 0  # of those taken: dropped by the module itself
+        self.dead_letters = 0  # sent to the output ``error``, or just being sent
         # stored by a buffer, which counts as handled, and removed by its bounds before they were forwarded
         self.gone = 0
         self.doing = ""  # the step that the module is in
@@ -941,9 +942,11 @@ class Worker:
             "error-source": str(message.channel),
             "error-tries": str(tries),
         }
+        self.dead_letters += 1
         try:
             output.port.publish(message.with_properties({**message.properties, **told}))
         except Exception:
+            self.dead_letters -= 1
             log.exception("module %r: a dead letter was refused", self.name)
             self._count_given_up()
 

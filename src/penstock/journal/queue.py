@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from penstock._core import Message
 from penstock._core import journal as native
 from penstock.channel import check_timeout
-from penstock.errors import ClosedError
+from penstock.errors import ClosedError, CorruptionError
 from penstock.journal.journal import QUEUE_KIND, topic_filter
 from penstock.journal.queue_notes import QueueState
 
@@ -103,7 +103,7 @@ class Queue:
                 again = [position for position, _ in places.due(now_ns, most)]
                 for position in again:
                     places.redeliver(position, READER, deadline_ns)
-            fresh = self._scan(most - len(again), now_ns, deadline_ns)
+            fresh = self._fresh(most - len(again), now_ns, deadline_ns, last=not again)
             if max_tries and places.waiting:
                 dead += self._find_dead(now_ns, max_tries)  # delivered too often before a restart
             if places.changed:
@@ -140,6 +140,17 @@ class Queue:
                     self._places.postpone(position, now_ns)
             raise
 
+    def _fresh(self, most: int, now_ns: int, deadline_ns: int, *, last: bool) -> list[Message]:
+        """New messages; damage is raised only if nothing else was taken (``last``), because what is taken already
+        counts as in flight. The next call finds the damage again.
+        """
+        try:
+            return self._scan(most, now_ns, deadline_ns)
+        except CorruptionError:
+            if last:
+                raise
+            return []
+
     def _scan(self, most: int, now_ns: int, deadline_ns: int) -> list[Message]:
         """New messages from the cursor on, now in flight."""
         state, places = self.state, self._places
@@ -165,6 +176,14 @@ class Queue:
                 self.expired += 1
                 self.ack(position)
         return messages
+
+    def pass_over(self, first: int, following: int) -> None:
+        """Count damaged positions that were never delivered as done, and continue with ``following``."""
+        with self._journal.queue_lock:
+            for position in range(max(first, self._places.cursor), following):
+                self._places.finish_ahead(position)
+            self._places.look_from(following)
+            self._touch(self.state)
 
     def wake(self) -> None:
         """End a wait: the journal was closed."""
