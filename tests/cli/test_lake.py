@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,52 @@ def test_trim_lets_segments_go(tmp_path: Path) -> None:
     code, out, _ = run("archive", "--from", tmp_path / "j", "--to", tmp_path / "lake", "--trim")
     assert code == 0 and "segments went from the journal" in out
     assert len(list((tmp_path / "j").glob("*.log"))) < before and lake.info(tmp_path / "lake").rows == 3000
+
+
+def test_arguments_that_cannot_be_meant_are_refused(journal: Path, tmp_path: Path) -> None:
+    place = tmp_path / "lake"
+    for arguments, text in (
+        (("--from", "", "--to", place), "has no name"),
+        (("--from", journal, "--to", place, "--topics", ""), "names no topic"),
+        (("--from", journal, "--to", place, "--topics", " , "), "names no topic"),
+        (("--from", journal, "--to", ""), "this is empty"),
+        (("--from", journal, "--to", journal / "sub"), "in the directory of the journal"),
+    ):
+        code, _, told = run("archive", *arguments)
+        assert code == 2 and text in told and len(told.strip().splitlines()) == 1, (arguments, told)
+    assert not place.exists() and not (journal / "sub").exists()
+
+
+def test_a_file_and_a_version_that_are_no_lake_are_told(journal: Path, tmp_path: Path) -> None:
+    place = tmp_path / "lake"
+    run("archive", "--from", journal, "--to", place)
+    for version in ("99", "-1"):
+        code, _, told = run("info", place, "--version", version)
+        assert code == 2 and f"has no version {version}; its versions are 0 to 1" in told, told
+    code, _, told = run("info", __file__)
+    assert code == 2 and "is a file; a lake is a directory" in told
+
+
+def test_compact_names_the_file_that_was_cut(journal: Path, tmp_path: Path) -> None:
+    place = tmp_path / "lake"
+    run("archive", "--from", journal, "--to", place)
+    with Journal(journal) as made:
+        made.append("t0", b"late")
+    run("archive", "--from", journal, "--to", place)
+    file = sorted(place.glob("date=*/*.parquet"))[0]
+    file.write_bytes(file.read_bytes()[:-50])
+    code, _, told = run("compact", place)
+    assert code == 1 and file.name in told and "lake verify" in told
+
+
+def test_a_journal_restored_from_a_copy_is_refused(journal: Path, tmp_path: Path) -> None:
+    place = tmp_path / "lake"
+    shutil.copytree(journal, tmp_path / "copy")
+    for path, data in ((journal, b"mine"), (tmp_path / "copy", b"other")):
+        with Journal(path) as made:
+            made.append_many("t0", [data] * 100)
+    run("archive", "--from", journal, "--to", place)
+    for more in (("--trim",), ("--every", "1s")):
+        code, out, told = run("archive", "--from", tmp_path / "copy", "--to", place, *more)
+        assert code == 1 and "at position 300 the lake has" in told and not out
+        assert len(told.strip().splitlines()) == 1

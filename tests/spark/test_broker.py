@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
 import time
@@ -155,6 +156,25 @@ def test_a_lake_of_a_broker_is_that_of_its_directory(broker, tmp_path):
     remote, near = (DeltaTable(tmp_path / name).to_pyarrow_table().sort_by("position") for name in ("remote", "near"))
     assert remote.num_rows == 300 and remote["stored_ns"].null_count == 0
     assert remote.equals(near)
+
+
+def test_a_copy_of_a_brokers_journal_that_was_archived_stops_the_archive(broker, tmp_path):
+    client, url, server = broker
+    fill(client, 300)
+    assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake").rows == 300
+    fill(client, 300)
+    assert lake.archive(None, url, tmp_path / "lake").rows == 300, "by the directory and by the broker it is the same"
+    server.stop()
+    shutil.copytree(tmp_path / "j", tmp_path / "copy")
+    with Journal(tmp_path / "copy") as journal:
+        journal.append_many("a.x", [b"other"] * 100)
+    assert lake.archive(None, str(tmp_path / "copy"), tmp_path / "lake").rows == 100
+    port = free_port()
+    with Server(tmp_path / "j", port).start(), Client(port=port) as again:
+        fill(again, 300)
+        with pytest.raises(StateError, match="other messages: at position"):
+            lake.archive(None, f"broker://127.0.0.1:{port}?queue=archive", tmp_path / "lake", trim=True)
+        assert lake.info(tmp_path / "lake").rows == 700
 
 
 def test_a_replayed_batch_with_ids_is_published_once(spark, broker, tmp_path):

@@ -48,6 +48,27 @@ def test_archive(run, tmp_path):
     assert "300 rows" in told and "B" in told and sum(len(row[3]) for row in rows) > 0
 
 
+def test_archive_without_what_is_lost(run, tmp_path):
+    make(tmp_path / "j", 3000)
+    lost = sorted((tmp_path / "j").glob("*.log"))[1]
+    for part in (tmp_path / "j").glob(lost.stem + ".*"):
+        part.unlink()
+    with pytest.raises(PenstockError, match="--skip-lost"):
+        run("archive", "--from", tmp_path / "j", "--to", tmp_path / "a")
+    run("archive", "--from", tmp_path / "j", "--to", tmp_path / "a", "--skip-lost")
+    assert 0 < lake.info(tmp_path / "a").rows < 3000
+
+
+def test_following_without_a_terminal_tells_the_lag(run, tmp_path, monkeypatch):
+    def follow(spark, source, target, *, on_progress, **_):
+        on_progress(lake.Archived(rows=1200, lag=34))
+
+    make(tmp_path / "j", 10)
+    monkeypatch.setattr(lake, "follow", follow)
+    _, told = run("archive", "--from", tmp_path / "j", "--to", tmp_path / "a", "--follow")
+    assert "1,200 rows, 34 behind" in told
+
+
 @pytest.mark.parametrize("name", ["quality", "align", "rollup", "sessions"])
 def test_a_lake_is_read_by_its_log(run, spark, tmp_path, name):
     """From a lake the same rows as from its journal, though files that its log does not name lie beside them."""

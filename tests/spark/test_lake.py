@@ -6,6 +6,7 @@ import datetime
 import errno
 import json
 import os
+import resource
 import shutil
 import threading
 import time
@@ -455,7 +456,7 @@ def test_vacuum_takes_old_leftovers_and_nothing_else(tmp_path):
 def test_a_lake_is_alone_in_its_directory_and_vacuum_takes_only_its_files(tmp_path):
     make(tmp_path / "j", 100)
     for place in (tmp_path / "j", tmp_path):
-        with pytest.raises(InvalidArgument, match="it is not empty"):
+        with pytest.raises(InvalidArgument, match=r"it is not empty|in the directory of the journal"):
             lake.archive(None, str(tmp_path / "j"), place)
         assert not (place / "_delta_log").exists()
     (tmp_path / "lake" / "lost+found").mkdir(parents=True)
@@ -490,6 +491,25 @@ def test_a_round_that_fails_leaves_no_file_and_names_the_one_that_failed(tmp_pat
     assert len(written) >= 2 and not list((tmp_path / "lake").glob("date=*/*"))
     lake.archive(None, journals, tmp_path / "lake")
     assert len(rows_of(tmp_path / "lake")) == sum(map(len, made))
+
+
+def test_a_disk_without_any_room_is_named(tmp_path):
+    """Closing the file fails too, and that error names no file."""
+    where = store(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for write in (lambda: where.replace("folder/name", b"x"), lambda: create(where, "date=1/name")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            with pytest.raises(OSError, match="name") as found:
+                write()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert str(tmp_path) in found.value.filename and not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def create(where, name):
+    with where.create(name) as file:
+        file.write(b"x")
 
 
 def test_a_round_that_outlived_the_retention_does_not_commit(tmp_path, monkeypatch):

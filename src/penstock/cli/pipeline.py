@@ -69,6 +69,9 @@ def pipeline(
     trim: Annotated[
         bool, typer.Option("--trim", help="archive: segments that are in the lake go from the journal.")
     ] = False,
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="archive: go on without positions that are gone, and name them.")
+    ] = False,
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
     option: Annotated[
         list[str] | None,
@@ -91,14 +94,16 @@ def pipeline(
 
     if once and every is not None:
         raise InvalidArgument("give --once or --every, not both")
-    if (follow or trim) and name != Name.ARCHIVE:
-        raise InvalidArgument("--follow and --trim are for the pipeline archive")
+    if (follow or trim or skip_lost) and name != Name.ARCHIVE:
+        raise InvalidArgument("--follow, --trim and --skip-lost are for the pipeline archive")
     pause = None if every is None else interval_s(every, "--every")
     settings = dict(_pair(text) for text in option or ())
     if follow:
         settings["every_s"], pause = str(FOLLOW_S if pause is None else pause), None
     if trim:
         settings["trim"] = "true"
+    if skip_lost:
+        settings["fail_on_data_loss"] = "false"
     run = _prepared(name, source, target, settings, topics, again=pause is not None)
     with _session(master) as spark, _Progress(name, source, as_json) as progress:
         while True:
@@ -323,6 +328,9 @@ def _archive(spark: SparkSession, source: str, target: str, arguments: dict[str,
 
     def shown(now: lake.Archived) -> None:
         progress.show(now.rows, now.payload_bytes, now.lag)
+        console = progress.bar.console
+        if "every_s" in arguments and not console.is_terminal:  # there is no bar
+            console.print(f"{show.count_text(now.rows)} rows, {show.count_text(now.lag)} behind")
 
     if "every_s" in arguments:
         lake.follow(spark, source, target, stop=threading.Event(), on_progress=shown, **arguments)  # until Ctrl-C

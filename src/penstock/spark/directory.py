@@ -89,6 +89,7 @@ class Directory:
         self._names: dict[int, str] = {}  # topic names by number, as far as planning has read them
         self._wanted: dict[Any, tuple[int, Array]] = {}  # by patterns: (names considered, numbers that match)
         self.permissive = False  # rebuild a damaged segment header if possible, instead of failing
+        self.remembers = True  # use headers that this process has read before
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ class Directory:
 
     def header(self, name: tuple[int, int]) -> layout.SegmentHeader:
         """A segment's header; that of a sealed segment is read once and kept."""
-        known = self._headers.get(name) or HEADERS.get((self.uuid, name))
+        known = self._headers.get(name) or (HEADERS.get((self.uuid, name)) if self.remembers else None)
         if known is None or known.seal is None:
             path = self._file(name, "log")
             data = read_part(path, 0, layout.SEGMENT_HEADER_BYTES + layout.BATCH.size)
@@ -500,7 +501,7 @@ def missing_text(gaps: list[tuple[int, int]], place: str) -> str:
     more = f" and {len(gaps) - 1} more ranges" if len(gaps) > 1 else ""
     return (
         f"no segment of {place} has positions {low} to {high - 1}{more}: run: {command('journal', 'verify', place)}; "
-        "failOnDataLoss=false (lake archive: --skip-lost) goes on without them"
+        "failOnDataLoss=false (archiving: --skip-lost) goes on without them"
     )
 
 

@@ -1,14 +1,15 @@
 """``archive`` copies journals' messages to the lake, exactly once, in rounds; ``follow`` does so repeatedly.
 
-A round: read the table's position, plan ranges from there, let tasks write files, check them, commit files and new
-positions in one version, sync, reopen the table and compare. A crash in between leaves files that no version names; the
-next round begins where the table says. Any number of archivers may run, even of the same journals: if two archive the
-same positions, one commits and the other repeats its round. Segments may be deleted from the journal (``trim``) only
-after the last check.
+A round: read the table's position, check that the journal is the one that the lake has (``lineage``), plan ranges from
+there, let tasks write files, check them, commit files and new positions in one version, sync, reopen the table and
+compare. A crash in between leaves files that no version names; the next round begins where the table says. Any number
+of archivers may run, even of the same journals: if two archive the same positions, one commits and the other repeats
+its round. Segments may be deleted from the journal (``trim``) only after the last check.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CorruptionError, InvalidArgument, RefusedError, StateError
 from penstock.spark.bounds import from_options
-from penstock.spark.lake import compaction, delta, planning, takeover, types
+from penstock.spark.lake import compaction, delta, lineage, planning, takeover, types
 from penstock.spark.lake.files import File, Work
 from penstock.spark.lake.store import Store, store
 from penstock.spark.lake.tasks import run
@@ -71,6 +72,7 @@ def archive(
     lossy = not fail_on_data_loss
     begun = time.monotonic()
     opened = planning.places(journal)
+    planning.check_apart(opened, where)
     takeover.take_over(spark, where)
     total = Archived()
     while True:
@@ -103,25 +105,27 @@ def _round(
     while True:
         table = delta.open_or_create(where, given)
         planning.check_filters(delta.filters(table), given, where.uri)
-        spans, lag = _spans(table, opened, most, lossy)
+        spans, lag = _spans(where, table, opened, most, lossy)
         unmoved = _unmoved(where, table, opened, spans)
         try:
             if spans:
                 return _write(spark, where, table, spans, lag, given, lossy, unmoved)
             if unmoved:
-                delta.commit(where, table, [], moved=unmoved, note={"do": "archive", "from": {}})
+                last = lineage.text_of(_kept_records(where, table, unmoved))
+                delta.commit(where, table, [], moved=unmoved, note={"do": "archive", "from": {}}, last=last)
             return Archived()
         except delta.Superseded:
             continue
 
 
 def _spans(
-    table: Any, opened: Sequence[tuple[str, Any]], most: int, lossy: bool
+    where: Store, table: Any, opened: Sequence[tuple[str, Any]], most: int, lossy: bool
 ) -> tuple[list[planning.Span], int]:
     spans, lag = [], 0
     for text, place in opened:
         known = delta.reached(table, place.uuid)
         start, frontier = planning.start(known, text, place, lossy=lossy), place.frontier
+        lineage.check(where, table, text, place)
         end = min(frontier, start + most)
         most -= end - start
         lag += frontier - end
@@ -146,6 +150,14 @@ def _unmoved(
     }
 
 
+def _kept_records(
+    where: Store, table: Any, unmoved: Mapping[str, tuple[int | None, int]]
+) -> dict[str, lineage.Message]:
+    """What earlier commits recorded of journals whose position is committed again."""
+    found = {uuid: lineage.recorded(where, table, uuid, position) for uuid, (_, position) in unmoved.items()}
+    return {uuid: message for uuid, message in found.items() if message is not None}
+
+
 def _write(
     spark: SparkSession | None,
     where: Store,
@@ -160,6 +172,7 @@ def _write(
     pieces = [piece for span in spans for piece in planning.cover(span, lossy=lossy)]
     ranges = planning.tasks(pieces, parallel(spark))
     planning.check_plan(ranges, spans)  # a position left out here would be missing from the lake for good
+    last = lineage.text_of(_kept_records(where, table, unmoved) | lineage.last_of(spans))
     where = where.begin_round()
     work = Work(where, table.version(), tuple(ranges), from_options(given), lossy)
     results = run(spark, work, len(ranges), where)
@@ -176,7 +189,7 @@ def _write(
         where.sync(file.name for file in files)  # before the commit: a version must not name a file that a crash loses
         moved = {span.place.uuid: (span.known, span.end) for span in spans} | dict(unmoved)
         note = {"do": "archive", "from": {span.place.uuid: span.start for span in spans}}
-        delta.commit(where, table, files, moved=moved, note=note)
+        delta.commit(where, table, files, moved=moved, note=note, last=last)
     except Exception as error:
         if not isinstance(error, CorruptionError):  # where damage was found, delete nothing
             where.delete(file.name for file in files if not _is_committed(where, file))
@@ -219,13 +232,15 @@ def trim_archived(opened: Sequence[tuple[str, Any]], where: Store) -> int:
     table = delta.open_table(where)
     delta.secure(where, table.version())
     delta.step("before trim")
+    for text, place in opened:
+        lineage.check(where, table, text, place)
     removed = 0
     for text, place in opened:
         known = delta.reached(table, place.uuid)
         if known is None:
             continue
         if isinstance(place, DirectoryPlace):
-            removed += _trim_directory(place, known)
+            removed += _trim_directory(place, known, functools.partial(lineage.check, where, table, text, place))
         elif "queue=" in text:
             place.committed(known)
         else:
@@ -233,7 +248,7 @@ def trim_archived(opened: Sequence[tuple[str, Any]], where: Store) -> int:
     return removed
 
 
-def _trim_directory(place: DirectoryPlace, known: int) -> int:
+def _trim_directory(place: DirectoryPlace, known: int, check: Callable[[], None]) -> int:
     from penstock.journal import Journal
 
     try:
@@ -243,6 +258,7 @@ def _trim_directory(place: DirectoryPlace, known: int) -> int:
     with journal:
         if str(journal.uuid) != place.uuid:  # it may have been replaced since it was read
             raise StateError(f"{place.path} was made anew meanwhile: nothing was trimmed")
+        check()  # again: nobody else can write to it now
         floors = [state.floor for state in journal.queue_states.values()]
         return journal.retain(passed=min([known - 1, *floors]))
 

@@ -100,7 +100,13 @@ def _groups(where: Store, actions: Sequence[dict[str, Any]], most_files: int) ->
         packed = held = 0
         groups.append([])
         for action in small:
-            footer = pyarrow.parquet.read_metadata(action["path"], filesystem=filesystem)
+            try:
+                footer = pyarrow.parquet.read_metadata(action["path"], filesystem=filesystem)
+            except FileNotFoundError:
+                raise
+            except (pyarrow.ArrowException, OSError) as error:
+                text = f"{action['path']} of {where.uri} is damaged: {error}"
+                raise CorruptionError(f"{text}; run: {command('lake', 'verify', where.uri)}", action["path"]) from None
             decompressed = sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
             if packed + action["size_bytes"] > GROUP_BYTES or held + decompressed > HELD_BYTES:
                 groups.append([])

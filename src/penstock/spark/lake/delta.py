@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FILTERS = "penstock.filters"
 FORMAT = "penstock.lake"
+LAST = "penstock.last"
 CHECKPOINT_EVERY = 50
 TRIES = 1000
 SETTINGS = {
@@ -45,6 +46,8 @@ def open_table(where: Store, version: int | None = None) -> DeltaTable:
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
+    if where.path is not None and where.path.is_file():
+        raise InvalidArgument(f"{where.uri} is a file; a lake is a directory")
     try:
         return DeltaTable(where.uri, version=version, storage_options=dict(where.options) or None)
     except TableNotFoundError:
@@ -53,6 +56,10 @@ def open_table(where: Store, version: int | None = None) -> DeltaTable:
         if where.path is None and isinstance(error, OSError):
             raise _no_answer(where, error) from error
         if version is not None:
+            newest = open_table(where).version()
+            if not 0 <= version <= newest:
+                there = f"its versions are 0 to {newest}, and the oldest ones may be cleaned up"
+                raise InvalidArgument(f"{where.uri} has no version {version}; {there}") from None
             raise InvalidArgument(f"{where.uri} cannot be opened at version {version}: {_first_line(error)}") from None
         run = command("lake", "verify", where.uri)
         text = f"the log of {where.uri} cannot be read: {_first_line(error)}; run: {run}"
@@ -165,6 +172,24 @@ def journals_moved(where: Store, version: int) -> set[str] | None:
     return found
 
 
+def last_archived(where: Store, table: DeltaTable, journal: str) -> str | None:
+    """What the commit that moved this journal's position recorded of its last messages (``lineage``); None if nothing.
+
+    Only the newest entries are read.
+    """
+    files, newest = where.filesystem(), table.version()
+    for version in range(newest, max(0, newest - 2 * CHECKPOINT_EVERY) - 1, -1):
+        try:
+            with files.open_input_file(f"{LOG}/{entry_name(version)}") as file:
+                lines = file.read().decode(errors="replace").splitlines()
+        except FileNotFoundError:
+            return None  # a checkpoint has replaced it and those before it, and they were cleaned up
+        if any(line.startswith('{"txn"') and json.loads(line)["txn"]["appId"] == journal for line in lines):
+            infos = (json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"'))
+            return next((info.get(LAST) for info in infos), None)
+    return None
+
+
 class Superseded(PenstockError):
     """Another committer did the same work first: read the table again."""
 
@@ -177,12 +202,13 @@ def commit(
     removed: Sequence[Mapping[str, Any]] = (),
     moved: Mapping[str, tuple[int | None, int]],
     note: Mapping[str, Any],
+    last: str | None = None,
     still_holds: Callable[[DeltaTable], bool] = lambda table: True,
 ) -> DeltaTable:
     """Add and remove files and move journals' positions, all in one version; returns the new table.
 
     ``moved``: {journal: (the position that the table must have, the one it gets)}; where the table has another one,
-    or ``still_holds`` says no, it is ``Superseded`` and nothing was written.
+    or ``still_holds`` says no, it is ``Superseded`` and nothing was written. ``last``: what ``last_archived`` gives.
     """
     from deltalake import Schema
     from deltalake.exceptions import CommitFailedError
@@ -191,7 +217,7 @@ def commit(
     now = int(time.time() * 1000)
     # The position of each journal is an application transaction of the same commit: files and positions never differ.
     properties = CommitProperties(
-        custom_metadata={"penstock": json.dumps(dict(note))},
+        custom_metadata={"penstock": json.dumps(dict(note))} | ({} if last is None else {LAST: last}),
         max_commit_retries=0,
         app_transactions=[Transaction(journal, end, now) for journal, (_, end) in moved.items()],
     )

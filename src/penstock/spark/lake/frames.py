@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import InvalidArgument
 from penstock.spark.bounds import Bounds, from_options
 from penstock.spark.columns import FIELDS, ddl
-from penstock.spark.lake import delta, planning, types
+from penstock.spark.lake import delta, lineage, planning, types
 from penstock.spark.lake.store import Store, store
 from penstock.spark.places import Place
 
@@ -151,6 +151,8 @@ def read_all(
     for text, place in opened_places:
         known = None if opened is None else delta.reached(opened, place.uuid)
         start, frontier = planning.start(known, text, place), place.frontier
+        if opened is not None:
+            lineage.check(where, opened, text, place)
         if frontier > start:
             tail = _tail(spark, text, place.uuid, start, frontier, {**(options or {}), **made})
             result = result.unionByName(tail)

@@ -6,12 +6,14 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import InvalidArgument, StateError
 from penstock.spark.bounds import Bounds
+from penstock.spark.lake.store import Store
 from penstock.spark.options import check_options, folded
-from penstock.spark.places import Place, Range, open_places, resolve, shown
+from penstock.spark.places import DirectoryPlace, Place, Range, open_places, resolve, shown
 
 RANGE_BYTES = 64 << 20
 LEAST_RANGE_BYTES = 4 << 20
@@ -33,8 +35,18 @@ class Span:
 def places(journal: str | Sequence[str]) -> list[tuple[str, Place]]:
     """The journals that were named, each once, in a stable order."""
     named = [journal] if isinstance(journal, str) else [os.fspath(item) for item in journal]
+    if not all(item.strip() for item in named):
+        raise InvalidArgument("a journal to archive has no name: give its directory, a glob or broker://HOST:PORT")
     texts = resolve({"paths": json.dumps(named)})
     return list(zip(texts, open_places(texts), strict=True))
+
+
+def check_apart(opened: Sequence[tuple[str, Place]], where: Store) -> None:
+    """Raise ``InvalidArgument`` for a lake in a journal's own directory, which belongs to the journal alone."""
+    lake = None if where.path is None else Path(os.path.realpath(where.path))
+    for text, place in opened:
+        if lake is not None and isinstance(place, DirectoryPlace) and lake.is_relative_to(os.path.realpath(place.path)):
+            raise InvalidArgument(f"the lake {where.uri} would be in the directory of the journal {text}: name another")
 
 
 def start(known: int | None, text: str, place: Place, *, lossy: bool = False) -> int:
@@ -46,7 +58,7 @@ def start(known: int | None, text: str, place: Place, *, lossy: bool = False) ->
     if begin < first and not lossy:
         raise StateError(
             f"positions {begin} to {first - 1} of {shown(text)} were deleted by retention before they were archived: "
-            "keep more; lake archive --skip-lost (archive(fail_on_data_loss=False)) goes on without them"
+            "keep more; --skip-lost (archive(fail_on_data_loss=False)) goes on without them"
         )
     if begin > place.frontier:
         raise StateError(
@@ -108,7 +120,9 @@ def check_meaning(options: Mapping[str, str]) -> None:
     """
     check_options(options)
     meant = (*FILTERS, "topic")
-    for name in folded(options):
+    for name, value in folded(options).items():
+        if name in ("topics", "topic") and not value.strip(", "):
+            raise InvalidArgument(f"{name}={value!r} names no topic; leave it out to archive every topic")
         if name not in meant:
             raise InvalidArgument(
                 f"the option {name} means nothing to an archive, which takes every column and position; "

@@ -68,16 +68,10 @@ class Store:
             return
         target = path / name
         target.parent.mkdir(mode=0o700, exist_ok=True)
-        with target.open("xb") as file:
-            try:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            except BaseException as error:
-                target.unlink(missing_ok=True)  # on a full disk the next round needs its room
-                if isinstance(error, OSError) and error.filename is None:
-                    raise OSError(error.errno or 0, error.strerror or str(error), str(target)) from error
-                raise
+        with _whole(target), target.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
 
     def begin_round(self) -> Store:
         """The same store, for tasks whose files can be found again should one of them fail."""
@@ -102,15 +96,12 @@ class Store:
         target = path / name
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
-        try:
+        with _whole(draft):
             with draft.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(target)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
         for folder in (target.parent, target.parent.parent, path):
             sync(folder)
 
@@ -191,6 +182,22 @@ def store(where: str | os.PathLike[str] | Store, options: Mapping[str, str] | No
 def entry_name(version: int) -> str:
     """The file of one version in the log."""
     return f"{version:020d}.json"
+
+
+@contextlib.contextmanager
+def _whole(target: Path) -> Iterator[None]:
+    """If the block fails, its file is deleted and the error names it. The block closes the file: on a full disk that
+    fails again, with an error that names none.
+    """
+    try:
+        yield
+    except FileExistsError:
+        raise  # it is another's
+    except BaseException as error:
+        target.unlink(missing_ok=True)  # on a full disk the next round needs its room
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno or 0, error.strerror or str(error), str(target)) from error
+        raise
 
 
 def sync(path: Path) -> None:
