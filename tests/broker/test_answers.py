@@ -357,3 +357,16 @@ def test_nothing_waits_for_another_answer(serve: Callable[..., Server]) -> None:
     with Client(port=server.port) as client:
         client.ping()
         until(lambda: client._dialogue.idle)
+
+
+@pytest.mark.parametrize("topics", [b"\xff", b"a..b", b"a*", b">.a"])
+def test_topics_that_cannot_be_are_refused_before_they_are_used(serve: Callable[..., Server], topics: bytes) -> None:
+    """Also where the queue exists and messages wait in it, which are counted by the new topics."""
+    server = serve()
+    wire = Wire(server.port).send(b"HELLO 1\nQUEUE q topics=t\nPUB t 3\nabc\n")
+    assert [wire.line().split()[0] for _ in range(3)] == ["HELLO", "OK", "OK"]
+    wire.send(b"QUEUE q topics=" + topics + b"\nPING\n")  # the message is stored by now
+    refused, alive = wire.line(), wire.line()
+    assert refused.startswith("ERR bad_name") and alive.startswith("PONG"), (refused, alive)
+    assert server.internal_errors == 0
+    wire.socket.close()

@@ -94,7 +94,7 @@ def test_who_listens_nowhere_is_told_at_once() -> None:
                 [sys.executable, "-m", "penstock", *line], capture_output=True, text=True, timeout=10 * LONG
             )
             assert done.returncode == 1 and "nobody listens there" in done.stderr, done.stderr
-            assert ("--wait tries" in done.stderr) == (line[0] == "sub")
+            assert ("--wait keeps trying" in done.stderr) == (line[0] == "sub")
         waits = [sys.executable, "-m", "penstock", "sub", f"{where}/t", "--wait", "--timeout", "3"]
         done = subprocess.run(waits, capture_output=True, text=True, timeout=10 * LONG)
         assert done.returncode == 3 and "nobody has answered yet; waiting" in done.stderr, done.stderr

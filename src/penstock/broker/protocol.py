@@ -562,8 +562,10 @@ class Protocol(Session):
         queue = self.broker.queues.get(name)
         if queue is None or not (self.rights.manage and self.may_read(queue)):
             return 0  # ``_declare`` raises the reason
+        wanted = self._options(given, queue.options).topics
+        self.check_patterns([pattern for pattern in wanted if pattern not in queue.options.topics])
         try:
-            lost = yield from queue.losing(self._options(given, queue.options).topics)
+            lost = yield from queue.losing(wanted)
         except (PenstockError, OSError) as error:
             if given.get("drop_waiting"):
                 return 0

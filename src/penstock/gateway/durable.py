@@ -139,7 +139,7 @@ class Forwarder:
         try:
             function(queue)
         except UnreachedError as error:
-            self._throttle.error("reading %s failed: %s; trying on", self._name, error)
+            self._throttle.error("reading %s failed: %s; trying again", self._name, error)
         except (ClosedError, BrokerError):
             return False  # closed, or the module is no longer attached: unacknowledged messages will be redelivered
         except Exception as error:
