@@ -25,6 +25,7 @@ from penstock.gateway.configuration import is_address
 from penstock.gateway.errors import reason_of
 from penstock.gateway.stage import FAILURES, MAX_AT_ONCE, Failure, Stage, cast, noted
 from penstock.recording.story import topic_of
+from penstock.replay.interrupts import remembered
 from penstock.replay.outside import Used, controlled
 from penstock.secrecy import without_secrets
 from penstock.types import Schema
@@ -127,7 +128,7 @@ def _nothing_opened() -> Iterator[Used]:
     if in_use():
         yield Used()
         return
-    with using(VirtualClock()) as clock, controlled() as used:
+    with remembered(), using(VirtualClock()) as clock, controlled() as used:
         clock.replayed = True
         yield used
         if clock.refused is not None:
