@@ -579,6 +579,18 @@ def test_an_address_that_a_program_does_not_use_is_told(folder: Path) -> None:
     options = ("--into", "program.py", "--capture", "bus:uot", "--map", "speed=bus:sped")
     done = run("replay", "rec", *options, cwd=folder)
     assert "nothing was published at bus:uot" in done.stderr and "nobody listens at bus:sped" in done.stderr
+    assert "a topic's place (--map)" in done.stderr
+
+
+def test_a_topic_that_nobody_hears_names_no_option_that_was_not_given(folder: Path) -> None:
+    (folder / "deaf.py").write_text("")
+    done = run("replay", "rec", "--into", "deaf.py", "--capture", "bus:out", cwd=folder)
+    assert "nobody listens at bus:speed, a topic's place\n" in done.stderr, done.stderr
+
+
+def test_a_misspelt_placeholder_of_play_is_refused(folder: Path) -> None:
+    done = run("play", "rec", "--map", "*=shm:/again/{topik}", cwd=folder)
+    assert done.returncode == 2 and "there is no placeholder {topik}, only {topic}" in done.stderr, done.stderr
 
 
 # ---- rules
