@@ -178,6 +178,8 @@ class VirtualClock(_Heap):
         self.replayed = False  #: only the replay that owns it may move it
         #: Where a replay is, for the text of a refusal; empty: not known.
         self.where: Callable[[], str] = str
+        #: Called before each timer; it raises to end a replay.
+        self.check: Callable[[], object] = lambda: None
         #: The first thing that was refused because this clock was in use, whoever caught that.
         self.refused: RefusedError | None = None
         #: Failures while this clock was in use that no caller got: (where, the error), the first ``MAX_FAILURES``.
@@ -209,6 +211,7 @@ class VirtualClock(_Heap):
 
     def fire_next(self, until: float) -> bool:
         """Go forward to the next timer that is due by ``until`` and fire it; False: there is none."""
+        self.check()
         timer, _ = self._take_due(until + 1e-12)  # 0.1 + 0.2 is due at 0.3
         if timer is None:
             return False
@@ -248,6 +251,10 @@ class VirtualClock(_Heap):
     def thread(self, target: Callable[[], object], name: str) -> Thread:
         """A thread that runs only when this clock lets it."""
         return _VirtualThread(self, target, name)
+
+
+class GivenUpError(StateError):
+    """A thread of a virtual clock kept its turn too long."""
 
 
 class _GivenUp(BaseException):
@@ -303,7 +310,7 @@ class _VirtualThread:
         finally:
             self._clock.turn = before
         self._give_up()
-        raise StateError(
+        raise GivenUpError(
             f"{self._thread.name!r} was given up: it has not waited for {MAX_TURN_S:g} s. Under a virtual clock a "
             "source waits with self.stopping.wait(seconds); time.sleep and waits of one's own stop all others"
         )

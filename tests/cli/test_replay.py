@@ -209,6 +209,26 @@ class Interrupts(Module):
         if message.ordinal == 20:
             raise KeyboardInterrupt
 
+class Catches(Module):
+    def receive(self, message):
+        try:
+            print("it waits", flush=True)
+            while True:
+                time.sleep(0.01)
+        except:
+            pass
+
+class CatchesInTimers(Module):
+    def start(self):
+        self.clock.call_at(self.clock.now(), self.tick)
+    def tick(self):
+        self.clock.call_at(self.clock.now() + 0.5, self.tick)
+        Catches.receive(self, None)
+
+class CatchesAtTheEnd(Module):
+    def stop(self):
+        Catches.receive(self, None)
+
 class Refused(Module):
     def receive(self, message):
         try:
@@ -559,6 +579,18 @@ def test_an_address_that_a_program_does_not_use_is_told(folder: Path) -> None:
     options = ("--into", "program.py", "--capture", "bus:uot", "--map", "speed=bus:sped")
     done = run("replay", "rec", *options, cwd=folder)
     assert "nothing was published at bus:uot" in done.stderr and "nobody listens at bus:sped" in done.stderr
+    assert "a topic's place (--map)" in done.stderr
+
+
+def test_a_topic_that_nobody_hears_names_no_option_that_was_not_given(folder: Path) -> None:
+    (folder / "deaf.py").write_text("")
+    done = run("replay", "rec", "--into", "deaf.py", "--capture", "bus:out", cwd=folder)
+    assert "nobody listens at bus:speed, a topic's place\n" in done.stderr, done.stderr
+
+
+def test_a_misspelt_placeholder_of_play_is_refused(folder: Path) -> None:
+    done = run("play", "rec", "--map", "*=shm:/again/{topik}", cwd=folder)
+    assert done.returncode == 2 and "there is no placeholder {topik}, only {topic}" in done.stderr, done.stderr
 
 
 # ---- rules
@@ -803,6 +835,22 @@ def test_a_module_that_raises_keyboard_interrupt_is_named(folder: Path) -> None:
     for options, code in (((), 130), (("--rule", "size < 9"), 130), (("--bisect", "size < 9"), 1)):
         done = run("replay", "rec", "--into", gateway_of(folder, "Interrupts"), *options, cwd=folder)
         assert done.returncode == code and told in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", ["Catches", "CatchesInTimers", "CatchesAtTheEnd"])
+def test_an_interrupt_that_a_module_catches_ends_the_replay(folder: Path, name: str, number: signal.Signals) -> None:
+    program = start("replay", "rec", "--into", gateway_of(folder, name), cwd=folder)
+    assert program.stdout is not None
+    while program.stdout.readline() != "it waits\n":
+        assert program.poll() is None
+    program.send_signal(number)
+    try:
+        out, err = program.communicate(timeout=60)
+    finally:
+        program.kill()
+    assert program.returncode == 128 + number and "Traceback" not in err, err
+    assert "it waits" not in out and "replayed" not in out
 
 
 def test_a_recording_whose_index_was_cut_is_read_from_its_log(folder: Path) -> None:

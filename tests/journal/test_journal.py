@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -454,3 +455,14 @@ def test_addresses(tmp_path: Path) -> None:
 def test_a_function_that_is_assigned_is_refused(tmp_path: Path) -> None:
     with Journal(tmp_path / "log") as journal, pytest.raises(AttributeError, match=r"journal\.on_snapshot\(function\)"):
         journal.on_snapshot = print  # type: ignore[method-assign, assignment]
+
+
+@pytest.mark.parametrize("name", ["key", "message_id"])
+def test_an_id_or_key_that_is_no_text_is_refused_in_words(tmp_path: Path, name: str) -> None:
+    wrong: Any = {name: b"k"}
+    with Journal(tmp_path / "journal") as journal:
+        with pytest.raises(TypeError, match=f"{name} must be a str, not bytes"):
+            journal.commit([Entry("t", b"x", **wrong)])
+        with pytest.raises(TypeError, match=f"{name} must be a str, not bytes"):
+            journal.append("t", b"x", **wrong)
+        journal.commit([Entry("t", b"x", key="k", message_id="1")])

@@ -110,6 +110,19 @@ class Naps(Module):
         self.publish(b"stopped")
 
 
+class OldTimer(Module):
+    """Starts a timer that publishes, and fails at a message before that is due."""
+
+    def create(self, broker: Any, configuration: Any) -> None:
+        super().create(broker, configuration)
+        self.clock.call_at(self.clock.now() + 1.5, lambda: self.publish(b"tick"))
+
+    def receive(self, message: GatewayMessage) -> None:
+        if bytes(message) == b"bad":
+            raise ValueError("bad")
+        self.publish(bytes(message))
+
+
 class TimerFails(Module):
     """Its timer raises, a second after each message."""
 
@@ -440,6 +453,21 @@ def test_a_timer_that_raises_is_told_and_the_others_go_on(tmp_path: Path) -> Non
     (failure,) = report.failures
     assert "test_gateway.py:" in failure.name and "IndexError" in failure.error and failure.count == 2
     assert not report.succeeded
+
+
+def test_a_timer_of_a_module_that_was_made_anew_fails_alone(tmp_path: Path) -> None:
+    script = recording(tmp_path, plain("a", "bad", "b", "c"))
+    modules = [module("old", f"{HERE}OldTimer", restart={"policy": "on_failure", "backoff_s": 0.1})]
+    target = GatewayTarget(gateway_file(tmp_path, modules, [link("shm:/in", "old")]))
+    given: list[bytes] = []
+    with Script(script) as opened:
+        sources = target.sources(opened.topics, opened.story.addresses, None)
+        inputs, times_ns = opened.inputs(sources), opened.times_ns(sources)
+        report = replay(target, inputs, times_ns, on_published=lambda _, one: given.append(bytes(one)))
+    assert given == [b"a", b"b", b"tick", b"c"]
+    failure = report.failures[-1]
+    assert "test_gateway.py:" in failure.name and failure.count == 1 and not report.succeeded
+    assert "module 'old' publishes" in failure.error and "0x" not in failure.error
 
 
 def test_a_source_may_be_async(tmp_path: Path) -> None:

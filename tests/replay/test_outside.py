@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import datetime
 import gc
 import json
 import os
+import pickle
 import random
 import secrets
 import signal
@@ -55,6 +57,7 @@ class It(Module):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
+    gc.collect()  # the log of a test before, which is gone only now, may have kept a refused program
     with Journal(tmp_path / "rec") as journal:
         journal.commit(Entry("speed", b"{}", timestamp_ns=BEGIN_NS + n * 1_000_000) for n in range(3))
     before = set(sys.modules)
@@ -94,8 +97,8 @@ USES = {
     "datetime.datetime.now()": "datetime.now",
     "datetime.datetime.now(datetime.UTC)": "datetime.now",
     "datetime.datetime.utcnow()": "datetime.utcnow",
-    "datetime.datetime.today()": "time.time",
-    "datetime.date.today()": "time.time",
+    "datetime.datetime.today()": "datetime.today",
+    "datetime.date.today()": "date.today",
     "type('Own', (datetime.datetime,), {}).now()": "datetime.now",
     "gzip.compress(b'')": "time.time",  # the library on the module's behalf
     "os.urandom(4)": "os.urandom",
@@ -117,7 +120,7 @@ USES = {
     "socket.gethostbyaddr('127.0.0.1')": "socket.gethostbyaddr",
     "socket.getnameinfo(('127.0.0.1', 80), socket.NI_NUMERICHOST)": "socket.getnameinfo",
 }
-BEFORE = "import datetime, gzip, logging, os, random, secrets, signal, socket, tempfile, time, uuid"
+BEFORE = "import copy, datetime, gzip, logging, os, pickle, random, secrets, signal, socket, tempfile, time, uuid"
 
 
 @pytest.mark.parametrize("use", USES)
@@ -138,6 +141,7 @@ def test_each_use_is_told_once_with_its_line(folder: Path, use: str) -> None:
         "random.random(), random.Random(3).random(), random.seed(3), random.seed(a=3)",
         "time.localtime(3), time.gmtime(3), time.ctime(3), time.strftime('%Y', (2000, 1, 1, 0, 0, 0, 0, 1, 0))",
         "datetime.datetime(2000, 1, 1), datetime.datetime.fromtimestamp(3)",
+        "copy.copy(random.Random(3)), copy.deepcopy([random.Random(3)]), pickle.loads(pickle.dumps(random.Random(3)))",
         "uuid.UUID(int=3), uuid.uuid5(uuid.NAMESPACE_DNS, 'x')",
         "logging.getLogger('x').warning('x')",
         "clock.call_later(0.1, print)",
@@ -253,6 +257,44 @@ def test_the_library_is_as_before_after_a_replay(folder: Path, use: str) -> None
     assert isinstance(datetime.datetime.now(), datetime.datetime)
 
 
+STAND_INS = """
+import copy, datetime, inspect, os, pickle, random, secrets, signal, time, uuid, _thread
+FUNCTIONS = [time.time, time.monotonic, time.localtime, os.urandom, random.seed, secrets.randbits, uuid.uuid4,
+             datetime.datetime.now, datetime.date.today, os.kill, os._exit, signal.alarm, _thread.start_new_thread]
+class Holds:
+    seed, bits, alarm = random.seed, secrets.randbits, signal.alarm
+    def use(self):
+        self.seed(4), self.alarm(0)
+        return 0 <= self.bits(3) < 8
+"""
+USED = """
+    given = pickle.dumps(FUNCTIONS)
+    assert pickle.loads(given) == FUNCTIONS and copy.deepcopy(FUNCTIONS) == copy.copy(FUNCTIONS) == FUNCTIONS
+    assert Holds().use()
+    assert str(inspect.signature(datetime.datetime.now)) == "(tz=None)"
+    assert str(inspect.signature(os.kill)) == "(pid, signal, /)"
+    os.environ["GIVEN"] = given.hex()
+    KEPT.append(FUNCTIONS)
+"""
+
+
+def test_what_stands_for_a_function_is_pickled_and_kept_in_classes_as_that_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIVEN", "")
+    kept = types.ModuleType("kept_of_replays")
+    kept.KEPT = []  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, kept.__name__, kept)
+    program(folder, USED.strip(), f"{STAND_INS}\nfrom {kept.__name__} import KEPT")
+    before = [time.time, time.monotonic, time.localtime, os.urandom, random.seed, secrets.randbits, uuid.uuid4,
+              datetime.datetime.now, datetime.date.today, os.kill, os._exit, signal.alarm,
+              _thread.start_new_thread]  # fmt: skip
+    assert pickle.loads(bytes.fromhex(os.environ["GIVEN"])) == before
+    built_in = [one for one in kept.KEPT[0] if type(one).__name__ == "_StandIn"]  # type: ignore[attr-defined]
+    assert len(built_in) == 10
+    assert pickle.loads(pickle.dumps(built_in)) == [one for one in before if one.__name__ not in ("uuid4", "now", "today")]
+
+
 @pytest.mark.parametrize("call", ["signal.alarm(1000)", "signal.setitimer(signal.ITIMER_VIRTUAL, 1000)"])
 def test_interrupts_in_the_machines_time_are_refused(folder: Path, call: str) -> None:
     name = call.partition("(")[0]
@@ -264,3 +306,30 @@ def test_interrupts_in_the_machines_time_are_refused(folder: Path, call: str) ->
 
 def test_an_interrupt_may_be_taken_back(folder: Path) -> None:
     assert program(folder, "signal.setitimer(signal.ITIMER_VIRTUAL, 0)", BEFORE).notes == ()
+
+
+SENDS = {
+    "signal.pthread_kill": "signal.pthread_kill(threading.get_ident(), {})",
+    "signal.pidfd_send_signal": """
+    descriptor = os.pidfd_open(os.getpid())
+    try:
+        signal.pidfd_send_signal(descriptor, {})
+    finally:
+        os.close(descriptor)""",
+}
+
+
+@pytest.mark.parametrize("name", SENDS)
+def test_a_signal_to_itself_is_refused_however_it_is_sent(folder: Path, name: str) -> None:
+    with pytest.raises(RefusedError, match=rf"{name}, called at .*program.py:\d+, in took, which ends"):
+        program(folder, SENDS[name].format("signal.SIGTERM"), f"{BEFORE}, threading")
+
+
+@pytest.mark.parametrize("name", SENDS)
+def test_the_signal_0_is_none(folder: Path, name: str) -> None:
+    assert program(folder, SENDS[name].format(0), f"{BEFORE}, threading").notes == ()
+
+
+def test_a_process_on_a_terminal_of_its_own_is_told(folder: Path) -> None:
+    notes = program(folder, "pty.spawn(['true'], lambda _: b'')", f"{BEFORE}, pty").notes
+    assert any(note.startswith("os.forkpty was used (") and f"program.py:{LINE}, in took" in note for note in notes)

@@ -26,6 +26,7 @@ import functools
 import inspect
 import json
 import logging
+import os
 import threading
 import traceback
 from collections import deque
@@ -37,7 +38,7 @@ from typing import Any
 from penstock import address
 from penstock._core.gateway import GatewayMessage, Port
 from penstock.bus import Bus, QueueSubscriber
-from penstock.clock import Timer, VirtualClock, in_order, note_failure, refuse_if_virtual
+from penstock.clock import GivenUpError, Timer, VirtualClock, in_order, note_failure, refuse_if_virtual
 from penstock.errors import InvalidArgument, PenstockError, RefusedError, StateError
 from penstock.gateway import carriage
 from penstock.gateway.configuration import Configuration, ModuleEntry, is_address
@@ -57,6 +58,7 @@ from penstock.types.fields import Reader, reader_of
 MAX_AT_ONCE = 1_000_000  # messages and timers at one moment; more than that is a loop
 # What a step of a module may raise without ending the replay. Ctrl-C is no failure of a module.
 FAILURES = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
+OURS = f"{Path(__file__).parents[1]}{os.sep}"  # Penstock's own files
 log = logging.getLogger("penstock.gateway")
 
 #: Called with a message: (the name of the module or address, or NAME.OUTPUT; the message).
@@ -282,7 +284,7 @@ class Stage:
         before, self.running = self._clock.now(), ""
         try:
             fired = self._clock.fire_next(until)
-        except StateError:  # an endless loop, or a source that was given up
+        except GivenUpError:  # a source that holds up all others
             raise
         except FAILURES as error:  # a real gateway would log it and go on
             fired = True
@@ -294,6 +296,7 @@ class Stage:
         return fired
 
     def _count(self) -> None:
+        self._clock.check()
         self._at_once += 1
         if self._at_once > MAX_AT_ONCE:
             raise StateError(
@@ -440,7 +443,8 @@ class Stage:
             refuse_if_virtual(f"a message of {getattr(source, 'name', source)!r} from a thread of its own")
         node = self._by_module.get(id(source))
         if node is None:
-            raise StateError(f"{source!r} is no module of this gateway")
+            name = getattr(source, "name", "") or type(source).__name__
+            raise StateError(f"module {name!r} publishes before it was created, or after it ended or was made anew")
         return node
 
     def _port(self, node: Node, output: str) -> Port:
@@ -661,8 +665,9 @@ def _table(names: Iterable[str], links: Iterable[Link]) -> LinkTable:
 
 
 def _last_line(error: BaseException) -> str:
-    """The source line where it was raised."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    """The source line where it was raised, or the last one before Penstock's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((one for one in reversed(frames) if not one.filename.startswith(OURS)), frames[-1])
     return f"{Path(frame.filename).name}:{frame.lineno}"
 
 

@@ -237,8 +237,8 @@ class Journal(Reading):
                 number,
                 data,
                 layout.encode_properties(properties),
-                (message_id or "").encode(),
-                (key or "").encode(),
+                layout.encode_text("message_id", message_id),
+                layout.encode_text("key", key),
                 layout.TIME_NOW if timestamp_ns is None else timestamp_ns,
             )
         return numbers

@@ -287,6 +287,15 @@ def decode_copy(data: bytes, place: int, uuid: UUID) -> Frontier | None:
     return words if checksum == crc32c(body, crc32c(uuid.bytes)) and words.plausible else None
 
 
+def encode_text(name: str, text: str | None) -> bytes:
+    """A message id or key; ``TypeError`` says which of them is no text."""
+    if text is None:
+        return b""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be a str, not {type(text).__name__}")
+    return text.encode()
+
+
 def encode_properties(properties: Mapping[str, str] | None) -> bytes:
     """``key NUL value NUL ...``."""
     if not properties:

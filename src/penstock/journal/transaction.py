@@ -74,7 +74,8 @@ class Transaction:
         """Add a message."""
         self._check_open()
         number = self._journal.topic_id(entry.topic)
-        identity, key = (entry.message_id or "").encode(), (entry.key or "").encode()
+        identity = layout.encode_text("message_id", entry.message_id)
+        key = layout.encode_text("key", entry.key)
         properties = layout.encode_properties(entry.properties)
         time_ns = layout.TIME_NOW if entry.timestamp_ns is None else entry.timestamp_ns
         self._messages.append((number, entry.data, properties, identity, key, time_ns))

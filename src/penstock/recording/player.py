@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,9 @@ def targets(
         name, equals, address = rule.partition("=")
         if not equals or not address:
             raise InvalidArgument(f"--map {rule!r} is not of the form TOPIC=ADDRESS")
+        for placeholder in re.findall(r"\{\w*\}", address):
+            if placeholder != "{topic}":
+                raise InvalidArgument(f"--map {name}=...: there is no placeholder {placeholder}, only {{topic}}")
         rules.append((name, address))
     known = sorted({name for journal in journals for name in topic_names(journal, None)})
     for pattern, _ in rules:  # otherwise a misspelt pattern would send its topic back to where it was recorded

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -27,7 +28,7 @@ __all__ = ["Used", "controlled"]
 
 #: Python's audit events for access to the outside of the process.
 OUTSIDE = frozenset({
-    "subprocess.Popen", "os.system", "os.fork", "os.posix_spawn",
+    "subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn",
     "socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg",
 })  # fmt: skip
 #: Those for look-ups of names.
@@ -39,7 +40,7 @@ SPAWNED = "multiprocessing.popen_spawn_posix"
 #: Functions that end the process, or may; those of ``os.exec...`` all call one of two.
 ENDS = (
     *((os, name) for name in ("_exit", "abort", "kill", "killpg", "execv", "execve")),
-    (signal, "raise_signal"),
+    *((signal, name) for name in ("raise_signal", "pthread_kill", "pidfd_send_signal")),
 )
 #: Functions that interrupt the process after some time of the machine's; the place of that time in their arguments.
 INTERRUPTS = {"alarm": 0, "setitimer": 1}
@@ -120,7 +121,8 @@ def controlled(before: Used | None = None) -> Iterator[Used]:
         for name in ("start_new_thread", "start_new"):  # what threading itself calls has other names there
             replace(stack, _thread, name, _begun_or_refused(getattr(_thread, name)))
         for owner, name in ENDS:
-            replace(stack, owner, name, _ended_or_refused(getattr(owner, name), f"{owner.__name__}.{name}"))
+            if hasattr(owner, name):
+                replace(stack, owner, name, _ended_or_refused(getattr(owner, name), f"{owner.__name__}.{name}"))
         for name, place in INTERRUPTS.items():
             replace(stack, signal, name, _set_or_refused(getattr(signal, name), name, place))
         stack.enter_context(noted_calls(_note))
@@ -179,10 +181,21 @@ def _ends_this(name: str, arguments: tuple[Any, ...]) -> bool:
     """Whether such a call is meant for this process. Any signal but 0 counts, since the command handles those that end
     it: a module that sends one would end the replay without a word.
     """
-    if name not in ("os.kill", "os.killpg"):
-        return True
-    mine = (os.getpid(), 0, -1, -os.getpgrp()) if name == "os.kill" else (os.getpgrp(), 0)
-    return arguments[:1] != () and arguments[0] in mine and arguments[1:] != (0,)
+    if name in ("os.kill", "os.killpg"):
+        mine = (os.getpid(), 0, -1, -os.getpgrp()) if name == "os.kill" else (os.getpgrp(), 0)
+        return arguments[:1] != () and arguments[0] in mine and arguments[1:] != (0,)
+    if name in ("signal.pthread_kill", "signal.pidfd_send_signal"):
+        return len(arguments) > 1 and arguments[1] != 0 and (name == "signal.pthread_kill" or _is_of_this(arguments[0]))
+    return True
+
+
+def _is_of_this(descriptor: object) -> bool:
+    """Whether a descriptor of a process is of this one."""
+    try:
+        lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+    except OSError:  # there is none: the call itself says so
+        return False
+    return f"Pid:\t{os.getpid()}" in lines
 
 
 def _set_or_refused(interrupt: Callable[..., Any], name: str, place: int) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from penstock.clock import VirtualClock, is_virtual, using
 from penstock.gateway.stage import Failure
+from penstock.replay.interrupts import remembered
 from penstock.replay.outside import controlled
 from penstock.replay.place import kept
 from penstock.replay.script import Input
@@ -56,7 +57,7 @@ def replay(
     recorded speed, otherwise as fast as possible; the output is the same. ``on_input`` is called before each input,
     after what is due before it. ``enough`` is called before and after each input, and can end the replay early.
     ``on_end`` is called before the modules are stopped; None: they are not stopped. ``RefusedError`` if something was
-    used that is not reproducible, even if a module caught that error.
+    used that is not reproducible, even if a module caught that error; an interrupt ends it in the same way.
     """
     began, count, first_ns = time.monotonic(), 0, times_ns[0]
     handled: Input | None = None
@@ -64,6 +65,7 @@ def replay(
     waiting: dict[str, int] = {}
     notes: tuple[str, ...] = ()
     with (
+        remembered() as check_interrupts,
         using(VirtualClock(first_ns)) as clock,
         watched(lambda: (count, clock.time_ns()), lambda: clock.turn),
         controlled(target.used) as outside,
@@ -72,6 +74,7 @@ def replay(
     ):
         # From here on only the replay may move the clock: a module that tries gets a RefusedError.
         clock.replayed = True
+        clock.check = check_interrupts
         actor = target.actor(clock, on_published, on_left)
         clock.where = lambda: _where(actor.running, count, handled)
         try:
@@ -100,6 +103,7 @@ def replay(
                 if on_end is not None:
                     on_end()
                     actor.stop()
+                    _check(clock)
                     waiting, notes = actor.waiting, tuple(actor.notes)
         except KeyboardInterrupt as end:  # a module may raise it too: without a word nobody would look there
             end.add_note(f"interrupted, by Ctrl-C or by a KeyboardInterrupt of a module ({clock.where()})")
@@ -123,6 +127,7 @@ def _where(running: str, count: int, handled: Input | None) -> str:
 
 
 def _check(clock: VirtualClock) -> None:
+    clock.check()
     if clock.refused is not None:
         raise clock.refused
 

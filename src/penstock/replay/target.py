@@ -25,6 +25,7 @@ from penstock.gateway.configuration import is_address
 from penstock.gateway.errors import reason_of
 from penstock.gateway.stage import FAILURES, MAX_AT_ONCE, Failure, Stage, cast, noted
 from penstock.recording.story import topic_of
+from penstock.replay.interrupts import remembered
 from penstock.replay.outside import Used, controlled
 from penstock.secrecy import without_secrets
 from penstock.types import Schema
@@ -127,7 +128,7 @@ def _nothing_opened() -> Iterator[Used]:
     if in_use():
         yield Used()
         return
-    with using(VirtualClock()) as clock, controlled() as used:
+    with remembered(), using(VirtualClock()) as clock, controlled() as used:
         clock.replayed = True
         yield used
         if clock.refused is not None:
@@ -194,7 +195,7 @@ class ProgramTarget:
             _check_bus(text, "--capture")
         self._file = file
         self._outputs = outputs
-        self._places: list[str] = []  # the buses that topics are published to
+        self._places: dict[str, bool] = {}  # the buses that topics are published to, and whether --map names them
 
     def at_home(self) -> contextlib.AbstractContextManager[None]:
         return _beside(self._file)
@@ -209,7 +210,7 @@ class ProgramTarget:
             topic: rules.get(topic) or (at if (at := recorded.get(topic, "")).startswith("bus:") else f"bus:{topic}")
             for topic in topics
         }
-        self._places = [*found.values()]
+        self._places = {place: place in rules.values() for place in found.values()}
         return found
 
     def unfed(self, sources: Mapping[str, str]) -> list[str]:
@@ -223,13 +224,14 @@ class _Program:
     """A program that was started and waits for messages."""
 
     def __init__(
-        self, file: Path, outputs: tuple[str, ...], places: list[str], clock: VirtualClock, told: Told
+        self, file: Path, outputs: tuple[str, ...], places: dict[str, bool], clock: VirtualClock, told: Told
     ) -> None:
         self._file, self._clock = file, clock
         self.running = file.name
         # Keep the buses alive: a program may keep no handle of a bus, which would then be gone before the first
         # message.
         self._held = [named_bus(address.parse(text).name) for text in places]
+        self._mapped = places
         self._publishers: dict[str, Any] = {}
         self._heard: dict[str, bool] = {}  # by source: whether it had a subscriber
         self._captured = dict.fromkeys(outputs, 0)
@@ -323,7 +325,8 @@ class _Program:
     def notes(self) -> list[str]:
         silent = [f"nothing was published at {text} (--capture)" for text, count in self._captured.items() if not count]
         unheard = [text for text, heard in self._heard.items() if not heard]
-        return silent + [f"nobody listens at {text}, a topic's place (--map)" for text in unheard]
+        option = {text: " (--map)" if self._mapped.get(text) else "" for text in unheard}
+        return silent + [f"nobody listens at {text}, a topic's place{option[text]}" for text in unheard]
 
     def stop(self) -> None:
         self.close()

@@ -5,12 +5,17 @@ and random numbers that are not of the seed. Functions of the library are replac
 from __future__ import annotations
 
 import contextlib
+import copy
+import copyreg
 import ctypes
 import datetime
 import functools
 import gc
+import importlib
+import inspect
 import logging
 import os
+import pickle
 import random
 import secrets
 import sys
@@ -71,6 +76,8 @@ CALLS: tuple[tuple[Any, str, Counts, str, str], ...] = (
     (random, "seed", _without(0), RANDOM, "random.seed without a seed"),
     (random.Random, "seed", _without(1), RANDOM, "random.Random without a seed"),
 )  # fmt: skip
+MADE = random.Random.__init__.__code__  # calls ``seed``
+COPIERS = (copy.__file__, copyreg.__file__, pickle.__file__)
 NUMPY = "numpy.random.bit_generator"  # has ``randbits`` by name
 
 
@@ -84,63 +91,123 @@ def noted_calls(note: Note) -> Iterator[None]:
             if hasattr(owner, name):
                 told = functools.partial(note, shown or f"{owner.__name__}.{name}", why)
                 replace(stack, owner, name, _noted(getattr(owner, name), counts, told))
+        for name in ("load", "loads"):
+            replace(stack, pickle, name, _loading(getattr(pickle, name)))
         if (numpy := sys.modules.get(NUMPY)) is not None and hasattr(numpy, "randbits"):
             told = functools.partial(note, "a generator of numpy.random without a seed", RANDOM)
             replace(stack, numpy, "randbits", _noted(numpy.randbits, _always, told))
         if sys.implementation.name == "cpython":
-            for name in ("now", "utcnow"):  # ``today`` calls time.time
-                _replace_in_datetime(stack, name, functools.partial(note, f"datetime.{name}", CLOCK))
+            for kind, name in ((datetime.datetime, "now"), (datetime.datetime, "utcnow"), (datetime.date, "today")):
+                _replace_in_datetime(stack, kind, name, note)
         yield
 
 
 def replace(stack: contextlib.ExitStack, owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Set an attribute until the stack ends."""
-    stack.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, function)
+    """Set an attribute until the stack ends. ``function`` looks like what it replaces."""
+    before = getattr(owner, name)
+    functools.update_wrapper(function, before)
+    stack.callback(setattr, owner, name, before)
+    is_function = isinstance(before, types.FunctionType)
+    setattr(owner, name, function if is_function else _StandIn(function, before, owner, name))
 
 
-class _BuiltIn:
-    """Stands for a built-in function. As an attribute of a class it does not become a method, as a function would."""
+class _StandIn(functools.partial[Any]):
+    """Stands for a built-in function or bound method of a module: as an attribute of a class it does not become a
+    method, as a function would, and it is pickled by its name. (A ``partial`` adds no frame to the call.)
+    """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    __name__: str
+    __wrapped__: Any
 
-    def __call__(self, /, *arguments: Any, **options: Any) -> Any:
-        return self._function(*arguments, **options)
+    def __new__(cls, function: Callable[..., Any], before: Any, owner: types.ModuleType, name: str) -> _StandIn:
+        made = super().__new__(cls, function)
+        functools.update_wrapper(made, before)
+        made.__module__, made.__name__ = owner.__name__, name
+        return made
+
+    def __get__(self, instance: object, owner: type | None = None) -> _StandIn:
+        return self
+
+    def __repr__(self) -> str:
+        return repr(self.__wrapped__)
+
+    def __copy__(self) -> _StandIn:
+        return self
+
+    def __deepcopy__(self, memo: object) -> _StandIn:
+        return self
+
+    def __reduce__(self) -> Any:
+        module, name = self.__module__, self.__name__
+        if getattr(sys.modules.get(module), name, None) is self:
+            return name
+        return getattr, (_Module(module), name)  # a module of the user's has kept it after the replay
+
+
+class _Module:
+    """Is pickled as a module, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, (self._name,)
+
+
+def _loading(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Has a frame of its own, which native code of ``pickle`` has not."""
+
+    def loading(*arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
+
+    return loading
+
+
+def _is_made_again(frame: FrameType | None) -> bool:
+    """Whether ``copy`` or ``pickle`` makes an object: it gets its state right after that."""
+    if frame is None:
+        return False
+    code = frame.f_code
+    return code.co_filename in COPIERS or (code.co_filename, code.co_name) == (__file__, "loading")
 
 
 def _noted(function: Callable[..., Any], counts: Counts, note: Callable[[FrameType], None]) -> Callable[..., Any]:
-    is_built_in = isinstance(function, types.BuiltinFunctionType)
-
     def noted(*arguments: Any, **options: Any) -> Any:
         if counts(arguments, options):
-            note(sys._getframe(2 if is_built_in else 1))
+            caller = sys._getframe(1)
+            if caller.f_code is not MADE or not _is_made_again(caller.f_back):
+                note(caller)
         return function(*arguments, **options)
 
-    functools.update_wrapper(noted, function)
-    return functools.update_wrapper(_BuiltIn(noted), function) if is_built_in else noted
+    return noted
 
 
-def _replace_in_datetime(stack: contextlib.ExitStack, name: str, note: Callable[[FrameType], None]) -> None:
-    """Replace a class method of ``datetime``. Python refuses to set attributes of this class, and another class in its
-    place would be another type for those who look at annotations; so this writes into its dictionary.
+def _replace_in_datetime(stack: contextlib.ExitStack, kind: type, name: str, note: Note) -> None:
+    """Replace a class method of ``datetime`` or ``date``. Python refuses to set attributes of these classes, and others
+    in their place would be other types for those who look at annotations; so this writes into their dictionaries.
     """
-    kind = datetime.datetime
     attributes = next(iter(gc.get_referents(kind.__dict__)), None)
     if not isinstance(attributes, dict) or name not in attributes:  # a Python that keeps it in another way
         return
     before = attributes[name]
 
     def noted(cls: type, *arguments: Any, **options: Any) -> Any:
-        note(sys._getframe(1))
+        known = datetime.datetime if issubclass(cls, datetime.datetime) else kind
+        note(f"{known.__name__}.{name}", CLOCK, sys._getframe(1))
         return before.__get__(None, cls)(*arguments, **options)
 
     def put(method: Any) -> None:
         attributes[name] = method
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))  # Python keeps what it has looked up
 
+    functools.update_wrapper(noted, getattr(kind, name))
+    with contextlib.suppress(ValueError):  # Python knows none
+        signature = inspect.signature(getattr(kind, name))
+        first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
+        noted.__signature__ = signature.replace(parameters=[first, *signature.parameters.values()])  # type: ignore[attr-defined]
+    del noted.__wrapped__  # type: ignore[attr-defined]  # it has no ``cls``
     stack.callback(put, before)
-    put(classmethod(functools.update_wrapper(noted, getattr(kind, name))))
+    put(classmethod(noted))
 
 
 def is_of_library(frame: FrameType) -> bool:
