@@ -17,7 +17,7 @@ from penstock.replica.stream import Target
 from tests.cli import command
 
 from .operator_mode import ACCOUNT, Key, Operator
-from .test_nats import LONG, Server
+from .test_nats import LONG, Server, wait_until
 
 
 @pytest.fixture
@@ -55,6 +55,33 @@ def test_handles_are_let_in_by_a_credentials_file(tmp_path: Path, operator: Oper
             penstock.publisher(address)
     with pytest.raises(InvalidArgument, match="creds=FILE goes without"):
         penstock.publisher(place, creds=str(creds), token="x")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("spoilt", ["mode", "empty", "missing"])
+def test_a_file_that_cannot_be_used_for_a_while_delays_the_reconnect_only(
+    tmp_path: Path, operator: Operator, server: Server, caplog: pytest.LogCaptureFixture, spoilt: str
+) -> None:
+    creds = operator.write_user(tmp_path / "robot.creds")
+    good = creds.read_text()
+    words = {"mode": "others may read it", "empty": "has no JWT of a user", "missing": "No such file"}[spoilt]
+    with penstock.publisher(f"nats://127.0.0.1:{server.port}/a", creds=str(creds)) as publisher:
+        publisher.publish(b"one")
+        if spoilt == "mode":
+            creds.chmod(0o644)
+        elif spoilt == "empty":
+            creds.write_text("")
+        else:
+            creds.unlink()
+        server.end()
+        server.start()
+        wait_until(lambda: words in caplog.text)
+        creds.touch(0o600)
+        creds.write_text(good)
+        creds.chmod(0o600)
+        publisher.publish(b"two", timeout=LONG)
+    assert sum(words in record.getMessage() for record in caplog.records) == 1, caplog.text
+    assert "never retrieved" not in caplog.text
 
 
 @pytest.mark.timeout(120)
