@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from penstock.address import places_of
+from penstock.channel import check_timeout
 from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError
 from penstock.nats_credentials import read_credentials
 from penstock.resolving import resolving
@@ -48,6 +49,12 @@ class Access:
     tls: bool | str | ssl.SSLContext | None = None
     timeout: float = 10.0
     creds: str | None = None  #: a credentials file
+
+    def __post_init__(self) -> None:
+        check_timeout(self.timeout)
+        for option in ("token", "user", "creds"):  # an empty one would connect as somebody else
+            if getattr(self, option) == "":
+                raise InvalidArgument(f"{option}= is empty: give it a value, or leave it out")
 
     @property
     def places(self) -> list[tuple[str, int]]:
