@@ -44,6 +44,11 @@ def open_publisher(
     segment_bytes: int | str = 64 << 20,
 ) -> DurablePublisher:
     """A publisher that stores its messages in the journal ``durable`` before it sends them."""
+    if address.scheme == "nats":
+        raise InvalidArgument(
+            f"publisher of {address.text!r}: durable= is for subscribers there, the name under which the server "
+            "remembers what was read; jetstream=true publishes to a stream that stores the message"
+        )
     if address.scheme not in REACHES:
         raise InvalidArgument(f"durable= is for {', '.join(REACHES)}: what is published at {address.text!r} is kept")
     if durable is None or not os.fspath(durable):

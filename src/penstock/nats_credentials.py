@@ -56,7 +56,7 @@ def _seed(text: str, path: str | Path) -> bytes:
     """The 32 bytes of a seed: base 32 of two bytes that say what it is, the seed, and a checksum."""
     try:
         raw = base64.b32decode(text + "=" * (-len(text) % 8))
-    except binascii.Error:
+    except ValueError:  # also of a text that is not ASCII
         raw = b""
     whole = len(raw) == 36 and binascii.crc_hqx(raw[:-2], 0) == int.from_bytes(raw[-2:], "little")
     if not whole or raw[0] & 0xF8 != SEED or (raw[0] & 7) << 5 | raw[1] >> 3 != USER:

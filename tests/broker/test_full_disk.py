@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker import Client, Server
+from penstock.broker.store import Reserve
 from penstock.errors import RefusedError
 from tests.broker.conftest import LONG, until
 
@@ -56,6 +57,28 @@ def has_room(client: Client) -> bool:
     except RefusedError:
         return False
     return True
+
+
+def test_a_restarted_broker_accepts_messages_when_its_reserve_is_complete_again(
+    serve: Callable[..., Server], small: Path
+) -> None:
+    server = serve(directory=small / "broker")
+    with Client(port=server.port, timeout=LONG) as client:
+        client.queue("q", topics="t")
+        count = fill(client)
+    reserve = small / "broker" / "reserve"
+    for _ in range(3):
+        server.close()
+        assert reserve.stat().st_size < Reserve.BYTES
+        server = serve(directory=small / "broker")
+        with Client(port=server.port, timeout=LONG) as client, pytest.raises(RefusedError, match="disk is full"):
+            client.publish("t", b"in what is left")
+    with Client(port=server.port, timeout=LONG) as client:
+        with client.subscribe("q") as consumer:
+            for _ in range(count):
+                assert consumer.receive(timeout=LONG) is not None
+        until(lambda: has_room(client))
+    assert reserve.stat().st_size == Reserve.BYTES
 
 
 def test_acknowledgements_alone_never_take_what_a_new_segment_needs(serve: Callable[..., Server], small: Path) -> None:

@@ -82,7 +82,7 @@ def test_an_own_segment_under_the_name_of_another_position_is_set_aside(tmp_path
     own = make(tmp_path / "own", b"a")
     shutil.copy(own[0], tmp_path / "own" / "00000000000000000004-0000.log")
     (damage,) = verify(tmp_path / "own")
-    assert "from position 1" in damage.text
+    assert damage.text == "this journal's segment from position 1, under a wrong name"
     (aside,) = repair(tmp_path / "own").aside
     assert Path(aside).name == own[0].name and Path(aside).read_bytes() == own[0].read_bytes()
     assert marks(tmp_path / "own") == dict.fromkeys(range(1, 21), b"a") and not verify(tmp_path / "own")

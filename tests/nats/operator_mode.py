@@ -34,7 +34,7 @@ class Key:
         head = bytes([SEED | kind >> 5, (kind & 31) << 3])
         self.seed = _text(head + self._key.private_bytes_raw())
 
-    def claim(self, subject: Key, name: str, nats: dict[str, Any]) -> str:
+    def claim(self, subject: Key, name: str, nats: dict[str, Any], **more: Any) -> str:
         """A JWT about a key, signed by this one."""
         head = {"typ": "JWT", "alg": "ed25519-nkey"}
         body = {
@@ -44,6 +44,7 @@ class Key:
             "name": name,
             "sub": subject.public,
             "nats": nats,
+            **more,
         }
         text = ".".join(_base64(json.dumps(part).encode()) for part in (head, body))
         return f"{text}.{_base64(self._key.sign(text.encode()))}"
@@ -68,10 +69,11 @@ class Operator:
             f"resolver_preload: {{\n{preloaded}\n}}\n"
         )
 
-    def write_user(self, path: Path) -> Path:
-        """A credentials file of a new user."""
+    def write_user(self, path: Path, **more: Any) -> Path:
+        """A credentials file of a new user. ``more``: other fields of its JWT."""
         user = Key(USER)
-        jwt = self.account.claim(user, "robot", {"subs": -1, "data": -1, "payload": -1, "type": "user", "version": 2})
+        rights = {"subs": -1, "data": -1, "payload": -1, "type": "user", "version": 2}
+        jwt = self.account.claim(user, "robot", rights, **more)
         path.touch(0o600)
         path.write_text(
             f"-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n"

@@ -17,7 +17,7 @@ from penstock.replica.stream import Target
 from tests.cli import command
 
 from .operator_mode import ACCOUNT, Key, Operator
-from .test_nats import LONG, Server
+from .test_nats import LONG, Server, wait_until
 
 
 @pytest.fixture
@@ -50,11 +50,41 @@ def test_handles_are_let_in_by_a_credentials_file(tmp_path: Path, operator: Oper
             assert time.monotonic() < deadline
             publisher.publish(b"two", timeout=LONG)
     stranger = Operator().write_user(tmp_path / "stranger.creds")
-    for address in (place, f"{place}?creds={stranger}"):
-        with pytest.raises(RefusedError, match="does not let this client in"):
-            penstock.publisher(address)
+    expired = operator.write_user(tmp_path / "expired.creds", exp=1)
+    with pytest.raises(RefusedError, match="does not let this client in: nats"):
+        penstock.publisher(place)
+    for refused in (stranger, expired):
+        with pytest.raises(RefusedError, match=rf"let this client in: it refuses the credentials file {refused} \(exp"):
+            penstock.publisher(f"{place}?creds={refused}")
     with pytest.raises(InvalidArgument, match="creds=FILE goes without"):
         penstock.publisher(place, creds=str(creds), token="x")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("spoilt", ["mode", "empty", "missing"])
+def test_a_file_that_cannot_be_used_for_a_while_delays_the_reconnect_only(
+    tmp_path: Path, operator: Operator, server: Server, caplog: pytest.LogCaptureFixture, spoilt: str
+) -> None:
+    creds = operator.write_user(tmp_path / "robot.creds")
+    good = creds.read_text()
+    words = {"mode": "others may read it", "empty": "has no JWT of a user", "missing": "No such file"}[spoilt]
+    with penstock.publisher(f"nats://127.0.0.1:{server.port}/a", creds=str(creds)) as publisher:
+        publisher.publish(b"one")
+        if spoilt == "mode":
+            creds.chmod(0o644)
+        elif spoilt == "empty":
+            creds.write_text("")
+        else:
+            creds.unlink()
+        server.end()
+        server.start()
+        wait_until(lambda: words in caplog.text)
+        creds.touch(0o600)
+        creds.write_text(good)
+        creds.chmod(0o600)
+        publisher.publish(b"two", timeout=LONG)
+    assert sum(words in record.getMessage() for record in caplog.records) == 1, caplog.text
+    assert "never retrieved" not in caplog.text
 
 
 @pytest.mark.timeout(120)
@@ -77,9 +107,12 @@ def test_a_store_is_let_in_by_a_credentials_file(tmp_path: Path, operator: Opera
     found = command.run("doctor", "--store", f"{address}&creds={creds}", timeout=LONG)
     assert "Authorization" not in found.stdout, found.stdout
     stranger = Operator().write_user(tmp_path / "stranger.creds")
-    for wrong in (address, f"{address}&creds={stranger}"):
+    expired = operator.write_user(tmp_path / "expired.creds", exp=1)
+    hints = {address: "?creds=FILE"} | {f"{address}&creds={path}": f"file {path} (exp" for path in (stranger, expired)}
+    for wrong, hint in hints.items():
         done = command.run("broker", str(tmp_path / "b"), "0", "--store", wrong, timeout=LONG)
-        assert done.returncode == 1 and "Authorization Violation" in done.stderr and "?creds=FILE" in done.stderr
+        assert done.returncode == 1 and "Authorization Violation" in done.stderr
+        assert hint in " ".join(done.stderr.split()) and ("PENSTOCK_STORE_TOKEN" in done.stderr) == (wrong == address)
     with pytest.raises(InvalidArgument, match="goes without a token"):
         Target.parse(f"nats://token@127.0.0.1/log?creds={creds}")
 
@@ -106,5 +139,7 @@ def test_files_that_are_not_right_are_refused_before_anything_is_sent(tmp_path: 
         path.chmod(mode)
         with pytest.raises(InvalidArgument, match=r"others may read it; chmod 600"):
             Target.parse(f"nats://127.0.0.1:1/x?creds={path}")
+    with pytest.raises(InvalidArgument, match="creds= is empty"):
+        Target.parse("nats://127.0.0.1:1/x?creds=")
     with pytest.raises(FileNotFoundError, match="missing"):
         Target.parse(f"nats://127.0.0.1:1/x?creds={tmp_path / 'missing'}")

@@ -363,6 +363,20 @@ def test_names_that_no_server_takes_and_calls_are_refused(server: Server) -> Non
         penstock.server(server.address("names.a"), bytes.upper)
 
 
+def test_empty_options_and_negative_times_are_refused(server: Server) -> None:
+    for option in ("creds", "token", "user", "queue", "stream", "durable"):
+        with pytest.raises(InvalidArgument, match=f"{option}= is empty"):
+            penstock.subscriber(server.address("a", f"?{option}="))
+    for option in ("creds", "token", "user"):
+        with pytest.raises(InvalidArgument, match=f"{option}= is empty"):
+            penstock.publisher(server.address("a"), **{option: ""})
+    for opened in (penstock.publisher, penstock.subscriber):
+        with pytest.raises(InvalidArgument, match="timeout=-1 must be 0 or more"):
+            opened(server.address("a", "?timeout=-1"))
+    with pytest.raises(InvalidArgument, match=r"durable= is for subscribers there.*jetstream=true"):
+        penstock.publisher(server.address("a", "?durable=x"))
+
+
 def test_times_of_a_stream_are_not_rounded() -> None:
     at = datetime.datetime(2026, 11, 17, 21, 19, 11, 939243, datetime.UTC)
     assert _nanoseconds(at) == 1_794_950_351_939_243_000

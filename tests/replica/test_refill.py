@@ -406,6 +406,43 @@ def test_whole_messages_that_the_stream_does_not_have_are_put_aside(
     assert not (tmp_path / "b" / "aside-2").exists()
 
 
+@pytest.mark.parametrize("place", ["over an own one", "between", "before the stream"])
+@pytest.mark.parametrize("open_it", ["leader", "follower"])
+def test_segments_of_other_journals_are_put_aside_each_as_its_own_journal(
+    tmp_path: Path, stream: FakeStream, caplog: pytest.LogCaptureFixture, place: str, open_it: str
+) -> None:
+    with opened(tmp_path / "a", stream, retain_queues=True) as journal:
+        fill(journal)
+        wanted = contents(journal)
+        if place == "before the stream":
+            assert journal.retain(passed=20) > 0
+            wanted = contents(journal)
+    logs = sorted((tmp_path / "a").glob("*.log"))
+    names = {
+        "over an own one": logs[1].name, "between": "00000000000000000004-0000.log",
+        "before the stream": "00000000000000000001-0000.log",
+    }  # fmt: skip
+    theirs = []
+    for number, name in enumerate((names[place], "00000000000000000002-0007.log")):
+        with Journal(tmp_path / f"other{number}", segment_bytes=SMALL) as other:
+            fill(other, 3)
+            theirs.append((other.uuid, contents(other)))
+        (log,) = (tmp_path / f"other{number}").glob("*.log")
+        shutil.copy(log, tmp_path / "a" / name)
+    by = opened(tmp_path / "a", stream) if open_it == "leader" else Follower(tmp_path / "a", FakeBlocks(stream))
+    with by, Journal(tmp_path / "a", mode="read") as reader:  # type: ignore[attr-defined]
+        assert contents(reader) == wanted
+    found = []
+    for number in (1, 2):
+        with Journal(tmp_path / "a" / f"aside-{number}", mode="read") as reader:
+            found.append((reader.uuid, contents(reader)))
+    assert sorted(found) == sorted(theirs)
+    assert all(f"a segment of journal {uuid} from position 1" in caplog.text for uuid, _ in theirs), caplog.text
+    assert not verify(tmp_path / "a")
+    opened(tmp_path / "a", stream).close()
+    assert not (tmp_path / "a" / "aside-3").exists()
+
+
 def test_messages_that_would_be_lost_are_left_where_they_are_while_the_stream_is_shorter(
     tmp_path: Path, stream: FakeStream
 ) -> None:

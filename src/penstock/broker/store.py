@@ -184,7 +184,8 @@ class Store(Protocol):
 class Reserve:
     """Disk space that is allocated in advance and released when the disk is full, for the writes that free other space.
     One part is for records (acknowledgements, queues), the other for beginning a new segment, so that the old one can
-    be freed. A partition without even this much space is used without a reserve.
+    be freed. A partition without even this much space at the first start is used without a reserve. A file that is not
+    complete says at a later start that the disk was full.
     """
 
     FOR_ROLLING = 2 << 20
@@ -192,8 +193,12 @@ class Reserve:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.given = False
-        self._allocate()
+        was_there = path.exists()
+        allocated = self._allocate()
+        self.given = was_there and not allocated
+        if not (was_there or allocated):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def give(self, left: int) -> None:
         """The disk is full: release the reserve except for ``left`` bytes."""

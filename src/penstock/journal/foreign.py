@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -32,15 +33,20 @@ class Foreign:
     uuid: UUID
     first: int
 
-    def damage(self, own: list[Name], words: layout.Frontier | None) -> Damage:
+    def whose(self, identity: UUID) -> str:
+        """Where it belongs, in words. ``identity`` is that of the directory's journal."""
+        if self.uuid == identity:
+            return f"this journal's segment from position {self.first}, under a wrong name"
+        return f"a segment of journal {self.uuid} from position {self.first}, which is not this one"
+
+    def damage(self, identity: UUID, own: list[Name], words: layout.Frontier | None) -> Damage:
         """The file as a damaged place. The positions from its name up to this journal's first segment are lost with it;
         what is lost between and after segments is found by those who read them.
         """
         first = words.first if words else 1
         end = own[0][0] if own else words.frontier if words else self.name[0]
         lost = (max(first, self.name[0]), end - 1) if max(first, self.name[0]) < end else (1, 0)
-        text = f"a segment of journal {self.uuid} from position {self.first}, which is not this one's"
-        return Damage(str(self.path), 0, self.path.stat().st_size, *lost, text)
+        return Damage(str(self.path), 0, self.path.stat().st_size, *lost, self.whose(identity))
 
 
 def find(directory: Path, identity: UUID) -> list[Foreign]:
@@ -74,7 +80,11 @@ def set_aside(directory: Path, foreign: Foreign, disk: Disk) -> Path:
     """Move a segment's files to a new directory, with the marker of its own journal; returns where its log is then."""
     place = next(path for number in itertools.count(1) if not (path := directory / f"aside-{number}").exists())
     place.mkdir(mode=0o700)
-    disk.write_file(place / layout.MARKER_NAME, layout.encode_marker(foreign.uuid))
+    try:
+        disk.write_file(place / layout.MARKER_NAME, layout.encode_marker(foreign.uuid))
+    except OSError:
+        shutil.rmtree(place)
+        raise
     for suffix in SUFFIXES:  # the log first: without it the others are ignored
         part = layout.segment_name(*foreign.name, suffix)
         with contextlib.suppress(FileNotFoundError):

@@ -56,7 +56,7 @@ def repair(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> Re
         others = foreign.find(path, identity)
         names = [name for name in os.listdir(path) if name not in {other.path.name for other in others}]
         for other in others:
-            report.damage.append(other.damage(layout.latest_segments(names), words))
+            report.damage.append(other.damage(identity, layout.latest_segments(names), words))
             report.aside.append(str(foreign.set_aside(path, other, disk)))
         report.lost += [(item.first, item.last) for item in report.damage if item.last >= item.first]
         segments = recovery.tidy(path, identity, disk, words.frontier if words else 0)

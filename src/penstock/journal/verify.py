@@ -40,7 +40,7 @@ def _verify(path: Path) -> list[Damage]:
     others = foreign.find(path, identity)
     names = [name for name in os.listdir(path) if name not in {other.path.name for other in others}]
     own = layout.latest_segments(names)
-    damage += [other.damage(own, words) for other in others]
+    damage += [other.damage(identity, own, words) for other in others]
     segments = [item for item in own if not durable or item[0] <= durable]
     if not segments and durable > 1 and not others:
         damage.append(Damage(str(path), 0, 0, 1, durable - 1, "segments are missing"))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.address import DEFAULT_PORTS, Address, opener
+from penstock.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -63,6 +64,9 @@ def open_subscriber(
     from penstock.nats.connection import Access
     from penstock.nats.subscribing import Subscriber
 
+    for option in ("queue", "stream", "durable"):
+        if address.options.get(option) == "":
+            raise InvalidArgument(f"address {address.text!r}: {option}= is empty: give it a name, or leave it out")
     access = Access(address.host, address.port or PORT, token, user, password, tls, timeout, creds)
     return Subscriber(
         access, address.topic, queue=queue, stream=stream, durable=durable, new=new, from_time_ns=from_time_ns

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from penstock.address import places_of
+from penstock.channel import check_timeout
 from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError
 from penstock.nats_credentials import read_credentials
 from penstock.resolving import resolving
@@ -28,6 +29,12 @@ _TIME = re.compile(r"-?[0-9]{1,19}")
 MAX_HEADERS_BYTES = 64 << 10
 FLUSH_POLL_S = 0.02
 Result = TypeVar("Result")
+
+
+class CredentialsError(OSError):
+    """The credentials file cannot be used while a connection is opened again. nats-py takes an ``OSError`` for a server
+    that failed, and tries on; other errors end its task for good.
+    """
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,12 @@ class Access:
     tls: bool | str | ssl.SSLContext | None = None
     timeout: float = 10.0
     creds: str | None = None  #: a credentials file
+
+    def __post_init__(self) -> None:
+        check_timeout(self.timeout)
+        for option in ("token", "user", "creds"):  # an empty one would connect as somebody else
+            if getattr(self, option) == "":
+                raise InvalidArgument(f"{option}= is empty: give it a value, or leave it out")
 
     @property
     def places(self) -> list[tuple[str, int]]:
@@ -135,13 +148,19 @@ def _client_of(access: Access) -> Any:
     from nats.aio.client import Client
 
     class Careful(Client):  # type: ignore[misc, unused-ignore]
+        was_connected = False  # nats-py's own state says the same at the first connection and at those that follow
+
+        async def connect(self, *arguments: Any, **options: Any) -> None:
+            await super().connect(*arguments, **options)
+            self.was_connected = True
+
         def _connect_command(self) -> bytes:
             # By itself nats-py encrypts only if the server asks for it: a server without TLS, or an attacker in
             # between, would get the credentials and the messages unencrypted.
             if access.tls and not self._server_info.get("tls_required"):
                 said = f"the NATS server at {access.place} offers no TLS; nothing was sent to it"
                 # the first connection fails at once, a reconnect tries again
-                raise OSError(said) if self.is_reconnecting else RefusedError(said)
+                raise OSError(said) if self.was_connected else RefusedError(said)
             writer = getattr(self._transport, "_io_writer", None)
             if writer is not None and writer.get_extra_info("ssl_object") is not None:
                 # nats-py does not tell its protocol that it is encrypted: asyncio would warn at the end of each
@@ -151,8 +170,8 @@ def _client_of(access: Access) -> Any:
                 self._auth_configured = True  # which nats-py forgets where it is given functions
             try:
                 command: bytes = super()._connect_command()
-            except InvalidArgument as error:  # the credentials file is not what it was; a reconnect tries again
-                raise (OSError(str(error)) if self.is_reconnecting else error) from None
+            except (InvalidArgument, OSError) as error:  # the credentials file is not what it was
+                raise (CredentialsError(str(error)) if self.was_connected else error) from None
             return command
 
         async def _process_pong(self) -> None:
@@ -190,6 +209,7 @@ class Connection:
         self._connected = False  # for the first time
         self._leaving = False
         self._error = ""  # the last one of connecting
+        self._unusable = ""  # what was last said about the credentials file
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="penstock-nats", daemon=True)
         self._thread.start()
@@ -241,9 +261,15 @@ class Connection:
         self._error = str(error) or type(error).__name__
         if not self._connected:
             if "authorization" in self._error.lower():
-                raise RefusedError(f"nats://{self.access.place} does not let this client in: {self._error}")
+                creds = self.access.creds
+                refused = f": it refuses the credentials file {creds} (expired, revoked or damaged)" if creds else ""
+                raise RefusedError(f"nats://{self.access.place} does not let this client in{refused}: {self._error}")
             if isinstance(error, ssl.SSLCertVerificationError) and len(self.access.places) == 1:
                 raise RefusedError(f"nats://{self.access.place} is not trusted: {self._error}")
+        elif isinstance(error, CredentialsError):
+            if self._unusable != self._error:
+                log.error("nats://%s: %s; trying again until it can be used", self.access.place, self._error)
+            self._unusable = self._error
         elif "EOF" not in self._error:  # which `_note_loss` tells
             trying = "" if self.client.is_connected else "; trying again"
             self._throttle.log(logging.WARNING, "nats://%s: %s%s", self.access.place, self._error, trying)
@@ -253,6 +279,7 @@ class Connection:
             log.warning("nats://%s: the connection was lost; connecting again", self.access.place)
 
     async def _note_return(self) -> None:
+        self._unusable = ""
         log.warning("nats://%s: connected again", self.access.place)
 
     def run(self, work: Coroutine[Any, Any, Result], timeout: float | None) -> Result:

@@ -31,6 +31,7 @@ LET_IN = (
 )
 #: Why a handshake fails that does not succeed later either.
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER")
+NEW_CREDS = "replace the credentials file: it is read again at every connection"
 TRUST = "--store-authority FILE names the authority of the servers' certificates, where they have TLS"
 
 
@@ -96,8 +97,7 @@ class Connection:
             if isinstance(event, Pong):
                 return
             if isinstance(event, Failure):
-                remedy = f"; {LET_IN}" if "authorization" in event.text.lower() else ""
-                raise RefusedError(f"{_name(self.server)} says: {event.text}{remedy}")
+                raise RefusedError(f"{_name(self.server)} says: {event.text}{_remedy(event.text, access)}")
 
     def send(self, *pieces: bytes) -> None:
         """Send everything."""
@@ -135,6 +135,15 @@ class Connection:
         """Let go of the socket."""
         with contextlib.suppress(OSError):
             self._socket.close()
+
+
+def _remedy(text: str, access: Access) -> str:
+    """What to do about a server's refusal."""
+    if "authorization" not in text.lower():
+        return ""
+    if access.creds:
+        return f"; it refuses the credentials file {access.creds} (expired, revoked or damaged)"
+    return f"; {LET_IN}"
 
 
 def _name(server: tuple[str, int]) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError, RefusedError, describe
 from penstock.replica.block import decode
-from penstock.replica.client import LET_IN, Connection, UnansweredError
+from penstock.replica.client import LET_IN, NEW_CREDS, Connection, UnansweredError
 from penstock.replica.lease import LEASE_S, MARGIN, Holder
 from penstock.replica.protocol import fields_of
 from penstock.replica.standby import lease_stream
@@ -80,7 +80,8 @@ def _server(server: tuple[str, int], target: Target) -> Iterator[Finding]:
 def _no_entry(name: str, error: Exception) -> Finding:
     """Why no connection to a server could be made."""
     if isinstance(error, RefusedError):
-        return Finding("bad", f"{name} lets nobody in: {error}".removesuffix(f"; {LET_IN}"), LET_IN)
+        remedy = NEW_CREDS if "refuses the credentials file" in str(error) else LET_IN
+        return Finding("bad", f"{name} lets nobody in: {error}".removesuffix(f"; {LET_IN}"), remedy)
     if isinstance(error, ssl.SSLError):
         remedy = "--store-authority FILE, and where it asks for a certificate --store-certificate FILE"
         return Finding("bad", f"{name} and this machine do not agree on TLS: {describe(error)}", remedy)

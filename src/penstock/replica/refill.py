@@ -5,6 +5,7 @@
   may have it mapped.
 - Messages before the frontier that are whole and that the stream does not have are put aside with their segment
   (``aside-N``, a journal that can be read) and named: somebody believes that they are stored.
+- A segment of another journal, or of another position, is put aside in a directory of its own, as its own journal.
 - Nothing here is synced. So after a restart of the machine (another boot id) every segment is checked in full.
 - If the directory has more durable messages than the stream, the stream has lost something: this is refused.
 - What is here already and right takes no room: a log of the stream is held in memory, and only what differs is written.
@@ -30,7 +31,7 @@ from uuid import UUID
 
 from penstock._core import journal as native
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError
-from penstock.journal import layout, recovery
+from penstock.journal import foreign, layout, recovery
 from penstock.journal.disk import Disk, open_regular, read_all, read_part
 from penstock.journal.lock import WriterLock
 from penstock.journal.repairs import merge
@@ -176,6 +177,7 @@ def mend(directory: Path, lock: WriterLock, history: History, names: set[tuple[i
     with lock.naming():
         copying = Copying(directory, lock.place, history, UnsyncedDisk(), result)
         with copying.or_as_it_was():
+            copying.put_foreign_aside(names)
             copying.older(names)
             copying.end_aside()
     return result.damaged
@@ -217,6 +219,7 @@ class Copying:
         fetched = _fetch(history, last, result)
         frontier = self._frontier(fetched)
         with self.or_as_it_was():
+            self.put_foreign_aside()
             self.older({segment.name for segment in history.segments[:-1]}, check)
             self._take(last, fetched, layout.MAX_POSITION)
             self._forget_others()
@@ -407,9 +410,9 @@ class Copying:
             return ""
         durable = min(self._durable, following)
         scan = native.scan(data, header.nonce, header.first, layout.MAX_POSITION, durable, header.gaps)
-        foreign = list(_others(data, scan["index"], self._durable, fetched))
-        if foreign:
-            self._put_aside(name, foreign)
+        own = list(_others(data, scan["index"], self._durable, fetched))
+        if own:
+            self._put_aside(name, own)
             return ""
         ends_early = self._words is not None and scan["next_position"] < durable
         ends_early = ends_early or scan["end"] < self._durable_end(name, len(fetched))
@@ -466,6 +469,26 @@ class Copying:
         if self._words is None or name[0] > self._words.segment:
             return 0
         return self._words.end if name[0] == self._words.segment else whole
+
+    def put_foreign_aside(self, names: Collection[tuple[int, int]] | None = None) -> None:
+        """Those segments, or all, that are of another journal or of another position: each is a journal of its own."""
+        for other in foreign.find(self._directory, self._result.uuid):
+            if names is not None and other.name not in names:
+                continue
+            with self._counting(layout.MARKER_BYTES + layout.FRONTIER_BYTES):
+                now = foreign.set_aside(self._directory, other, self._disk)
+            self._undo.append(functools.partial(shutil.rmtree, now.parent))
+            for suffix in SUFFIXES:
+                moved = now.with_name(layout.segment_name(other.first, other.name[1], suffix))
+                if moved.exists():
+                    back = self._directory / layout.segment_name(*other.name, suffix)
+                    self._undo.append(functools.partial(self._disk.rename, moved, back))
+            with self._counting(layout.FRONTIER_BYTES):
+                _make_readable(now, other.uuid, self._disk)
+            log.warning(
+                "%s: %s is %s: it is put aside in %s", self._name, other.path.name, other.whose(self._result.uuid),
+                self._name / now.parent.name,
+            )  # fmt: skip
 
     def _put_aside(self, name: tuple[int, int], positions: list[int]) -> None:
         """Move a segment's files to a directory that becomes a journal once its frontier is written."""
@@ -596,6 +619,15 @@ def _wipe(file: int, end: int) -> bool:
             found = True
         end += len(data)
     return found
+
+
+def _make_readable(path: Path, uuid: UUID, disk: Disk) -> None:
+    """Write the frontier of a journal that has this one log: everything in it is confirmed."""
+    data = read_all(path)
+    header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
+    scan = native.scan(data, header.nonce, header.first, layout.MAX_POSITION, 0, header.gaps)
+    words = layout.Frontier(0, 1, scan["next_position"], header.first, scan["end"], 1, header.first)
+    disk.write_file(path.with_name(layout.FRONTIER_NAME), layout.encode_frontier(uuid, words))
 
 
 def _write_frontier(directory: Path, uuid: UUID, words: layout.Frontier) -> None:

@@ -143,7 +143,9 @@ class Target:
                 "is no name of a stream, which has no /"
             )
         user, colon, password = secret.partition(":")
-        options = dict(parse_qsl(query))
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        if options.get("creds") == "":
+            raise InvalidArgument("creds= is empty: give it a credentials file, or leave it out")
         replicas = options.pop("replicas", "3")
         creds = options.pop("creds", "")
         if options or replicas not in ("1", "3", "5"):
