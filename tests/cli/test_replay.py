@@ -135,7 +135,7 @@ def test_a_program_on_buses_is_replayed_the_same_way_twice(folder: Path) -> None
         (("rec", "--into", "gateway.json", "-o", "program.py/out"), "program.py"),
         (("rec", "--into", "gateway.json", "-o", "program.py"), "program.py is no folder"),
         (("rec", "--into", "gateway.json", "--clock", "atomic"), "virtual"),
-        (("rec", "--into", "gateway.json", "--rule", "value.speed <"), "expected"),
+        (("rec", "--into", "gateway.json", "--rule", "value.speed <"), "a value is missing at the end"),
         (("rec", "--into", "gateway.json", "--rule", "size < 1", "--bisect", "size < 1"), "not both"),
         (("rec", "--into", "program.py"), "--capture"),
         (("rec", "--into", "gateway.json", "--capture", "bus:out"), "--capture"),
@@ -715,7 +715,7 @@ def test_the_machines_clock_is_told_with_the_line_and_in_json(folder: Path, opti
     done = run("replay", "rec", "--into", gateway_of(folder, "Times"), "--json", *options, cwd=folder)
     (note,) = json.loads(done.stdout)["notes"]
     assert done.returncode == 0 and note in done.stderr and done.stderr.count("was used") == 1, done.stderr
-    assert note.startswith(f"time.time_ns was used ({folder}/modules.py:") and ", in receive): the machine's clock" in note
+    assert note.startswith(f"time.time_ns was used ({folder}/modules.py:") and ", in receive): this is the machine's time" in note
 
 
 @pytest.mark.parametrize("kind", ["Ends", None])  # each replay ends its process; none does
