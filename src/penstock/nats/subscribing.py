@@ -33,6 +33,7 @@ MAX_WAITING, MAX_WAITING_BYTES = 65_536, 64 << 20
 FETCH, FETCH_S = 256, 1.0
 RETRY_S = 0.5
 GIVE_BACK_S = 5.0
+REQUEST_END_S = 1.0  # how long who leaves waits for the end of a request, which takes one round trip
 HEARTBEAT, NO_MESSAGES, EXPIRED = "100", "404", "408"  # what a server says of a request for messages
 
 
@@ -83,6 +84,8 @@ class Subscriber(channel.Subscriber):
         self._refused = ""  # why the last request for messages was
         self._returned = 0  # messages of the consumer that were not acknowledged when this reader came
         self._gathered: list[Any] | None = None  # those of them that were fetched, until all are here
+        self._leaves = False  # ask for nothing more
+        self._may_break_off = False  # the request under way is for what is not there yet
         try:
             self._connection = Connection(access)
             try:
@@ -158,7 +161,12 @@ class Subscriber(channel.Subscriber):
         return str((await jetstream.add_consumer(stream, wanted)).name)
 
     async def _pull(self, subject: str) -> None:
-        """Ask for messages while there is room for them, one request at a time."""
+        """Ask for messages while there is room for them, one request at a time.
+
+        What a server sends for a request whose reader has just left reaches nobody, and is delivered again late and out
+        of order. So all but one kind of request end at once, and who leaves awaits that end. Only where there is
+        nothing to read is a request left open, for one message.
+        """
         from nats.errors import ConnectionClosedError
 
         with contextlib.suppress(ConnectionClosedError):
@@ -167,8 +175,16 @@ class Subscriber(channel.Subscriber):
                 await self._gather(subject, numbers)
             for number in numbers:
                 while (room := MAX_WAITING - len(self._waiting)) <= 0 or self._bytes > MAX_WAITING_BYTES:
+                    if self._leaves:
+                        return
                     await asyncio.sleep(0.01)
-                await self._ask(subject, number, {"batch": min(FETCH, room), "expires": int(FETCH_S * 1e9)})
+                if self._leaves:
+                    return
+                await self._ask(subject, number, {"batch": min(FETCH, room), "no_wait": True})
+                if self._due > 0 and not self._refused and not self._leaves:  # there is no more: wait for the next one
+                    self._may_break_off = True
+                    await self._ask(subject, next(numbers), {"batch": 1, "expires": int(FETCH_S * 1e9)})
+                    self._may_break_off = False
                 if self._refused:  # the stream may have been deleted, or the servers are choosing a leader
                     await self._connection.note_error(RefusedError(self._refused))
                     self._refused = ""
@@ -177,7 +193,7 @@ class Subscriber(channel.Subscriber):
     async def _gather(self, subject: str, numbers: Iterator[int]) -> None:
         """Fetch what readers before this one gave back, all that is there at once, and let it be read in its order."""
         self._gathered = []
-        while (missing := min(self._returned, MAX_WAITING) - len(self._gathered)) > 0:
+        while (missing := min(self._returned, MAX_WAITING) - len(self._gathered)) > 0 and not self._leaves:
             if sum(len(message.data) for message in self._gathered) > MAX_WAITING_BYTES:
                 break
             await self._ask(subject, next(numbers), {"batch": min(FETCH, missing), "no_wait": True})
@@ -312,6 +328,9 @@ class Subscriber(channel.Subscriber):
 
     async def _give_back(self) -> None:
         """What was fetched and not read, or not done, is the next reader's at once, not after the server's ack wait."""
+        self._leaves = True
+        if not self._may_break_off and self._connection.client.is_connected:
+            await asyncio.wait([self._pulling], timeout=REQUEST_END_S)
         self._pulling.cancel()
         await self._pulled.drain()  # what the server has sent up to now is waiting here then
         with self._lock:
