@@ -185,7 +185,7 @@ def test_replay_keeps_order_and_pace(spark, monkeypatch):
         def __init__(self, address):
             self.address = address
 
-        def forward(self, batch):
+        def forward_details(self, batch, _):
             sent.extend((self.address, round(now[0], 6)) for _ in batch)
 
         def close(self):

@@ -15,7 +15,6 @@ import importlib
 import inspect
 import logging
 import os
-import pickle
 import random
 import secrets
 import sys
@@ -77,7 +76,7 @@ CALLS: tuple[tuple[Any, str, Counts, str, str], ...] = (
     (random.Random, "seed", _without(1), RANDOM, "random.Random without a seed"),
 )  # fmt: skip
 MADE = random.Random.__init__.__code__  # calls ``seed``
-COPIERS = (copy.__file__, copyreg.__file__, pickle.__file__)
+COPIERS = (copy.__file__, copyreg.__file__)
 NUMPY = "numpy.random.bit_generator"  # has ``randbits`` by name
 
 
@@ -91,8 +90,6 @@ def noted_calls(note: Note) -> Iterator[None]:
             if hasattr(owner, name):
                 told = functools.partial(note, shown or f"{owner.__name__}.{name}", why)
                 replace(stack, owner, name, _noted(getattr(owner, name), counts, told))
-        for name in ("load", "loads"):
-            replace(stack, pickle, name, _loading(getattr(pickle, name)))
         if (numpy := sys.modules.get(NUMPY)) is not None and hasattr(numpy, "randbits"):
             told = functools.partial(note, "a generator of numpy.random without a seed", RANDOM)
             replace(stack, numpy, "randbits", _noted(numpy.randbits, _always, told))
@@ -154,21 +151,9 @@ class _Module:
         return importlib.import_module, (self._name,)
 
 
-def _loading(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Has a frame of its own, which native code of ``pickle`` has not."""
-
-    def loading(*arguments: Any, **options: Any) -> Any:
-        return function(*arguments, **options)
-
-    return loading
-
-
 def _is_made_again(frame: FrameType | None) -> bool:
-    """Whether ``copy`` or ``pickle`` makes an object: it gets its state right after that."""
-    if frame is None:
-        return False
-    code = frame.f_code
-    return code.co_filename in COPIERS or (code.co_filename, code.co_name) == (__file__, "loading")
+    """Whether ``copy`` makes an object: it gets its state right after that."""
+    return frame is not None and frame.f_code.co_filename in COPIERS
 
 
 def _noted(function: Callable[..., Any], counts: Counts, note: Callable[[FrameType], None]) -> Callable[..., Any]:
