@@ -55,9 +55,9 @@ system:
 # Without the long ones, which `make stress` runs. Those that mostly wait for servers, for programs and for Spark run beside
 # the others.
 test: build system
-	@$(BIN)/python scripts/suite.py "not (spark or contract or kills or programs or servers or clusters or gateways)" \
+	@$(BIN)/python scripts/suite.py "not (spark or contract or kills or programs or servers or clusters or gateways or records)" \
 	  "(contract or kills) and not spark" "servers and not spark" "clusters and not spark" "gateways and not spark" \
-	  "programs and not spark" \
+	  "records" "programs and not spark" \
 	  "spark and not torture" -- $(ARGUMENTS)
 
 # The tests of Spark alone: those that start JVMs of their own beside those that share one session.

@@ -25,6 +25,7 @@ GROUPS = {
     "servers": {"broker", "calls", "security"},
     "clusters": {"bridge", "nats", "replica"},
     "gateways": {"docs", "gateway", "monitor", "recording"},
+    "records": {"history", "journal", "observe", "replay"},
 }
 
 #: The folders that have tests with Spark.
