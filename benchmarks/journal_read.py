@@ -29,7 +29,7 @@ def arrow(directory: Path, check: bool) -> Candidate:
         began = time.perf_counter()
         rows = 0
         with Journal(directory, mode="read") as journal:
-            for batch in journal.batches(end=count + 1, columns=["position", "topic", "data"], check=check):
+            for batch in journal.batches(end=count + 1, columns=["position", "topic", "payload"], check=check):
                 rows += batch.num_rows
         assert rows == count
         return time.perf_counter() - began

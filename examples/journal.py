@@ -27,7 +27,7 @@ def main(directory: Path) -> int:
         workers.flush()  # the acknowledgements are on disk, too
 
         try:
-            rows = sum(batch.num_rows for batch in journal.batches(columns=["position", "topic", "data"]))
+            rows = sum(batch.num_rows for batch in journal.batches(columns=["position", "topic", "payload"]))
         except ModuleNotFoundError:  # numpy and pyarrow are optional
             rows = journal.frontier - journal.first
         print(f"{done} worked through, {rows} stored, next position {journal.frontier}")

@@ -31,7 +31,7 @@ def main() -> None:
         Server(directory, 0).start() as server,
         Client(port=server.port) as client,
     ):
-        client.queue("jobs", topics="jobs.>", max_deliveries=3)
+        client.queue("jobs", topics="jobs.>", max_tries=3)
         client.publish_many("jobs.resize", [f"picture {number}".encode() for number in range(20)])
         client.publish("jobs.resize", b"poison")
         done: list[str] = []

@@ -335,7 +335,7 @@ def subscriber(address: str, **options: Any) -> Subscriber[Any]:
       held_bytes=1073741824, handshake_timeout=10.0, keepalive=15.0, reconnect_delay=0.05, reconnect_delay_max=2.0,
       executor=None, history=True, start=None, on_message=None
     - ``journal``: start='new', on_message=None
-    - ``broker``: queue='', ack='next', credit=2048, ack_timeout_s=None, max_deliveries=None, ttl_s=None,
+    - ``broker``: queue='', ack='next', credit=2048, ack_timeout_s=None, max_tries=None, ttl_s=None,
       exclusive=None, dead_letter=None, from_position=None, from_ordinal=None, from_time_ns=None, token=None,
       tls=None, timeout=30.0, reconnect=True, on_message=None
     """

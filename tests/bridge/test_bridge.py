@@ -329,7 +329,7 @@ def test_a_sink_that_stays_full_costs_the_rest_of_the_batch_and_is_counted() -> 
 
 def numbers(directory: Path) -> list[int]:
     with Journal(directory) as journal:
-        return [int(data.as_py()) for batch in journal.batches(columns=["data"]) for data in batch["data"]]
+        return [int(data.as_py()) for batch in journal.batches(columns=["payload"]) for data in batch["payload"]]
 
 
 def test_a_bridge_of_stored_messages_waits_for_a_broker_that_is_away(

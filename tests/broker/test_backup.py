@@ -33,7 +33,7 @@ def test_a_backup_under_load_holds_what_was_confirmed_before_it(serve: Callable[
 
     with Client(port=server.port) as client:
         client.queue("q", topics="t")
-        client.queue("done", topics="t", max_deliveries=7)
+        client.queue("done", topics="t", max_tries=7)
         client.publish_many("t", [bytes(1000)] * 2000)
         client.purge("done")
         thread = threading.Thread(target=load)
@@ -51,7 +51,7 @@ def test_a_backup_under_load_holds_what_was_confirmed_before_it(serve: Callable[
     with Server(back, 0, segment_bytes=SEGMENT_BYTES).start() as again, Client(port=again.port) as client:
         assert client.statistics()["next"] > before
         known = {queue["queue"]: queue for queue in client.queues()}
-        assert known["done"]["max_deliveries"] == 7 and known["done"]["floor"] > 2000, "with positions and queues"
+        assert known["done"]["max_tries"] == 7 and known["done"]["floor"] > 2000, "with positions and queues"
         assert known["q"]["depth"] >= before
         with client.subscribe("q") as consumer:
             assert bytes(consumer.read(LONG) or b"") == bytes(1000)

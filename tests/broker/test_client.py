@@ -158,12 +158,12 @@ def test_a_subscription_that_is_refused_after_a_reconnect_says_so(server: Server
     with Client(port=server.port) as client:
         client.queue("q", topics="t")
         place = f"broker://127.0.0.1:{proxy.port}/t?queue=q"
-        with penstock.subscriber(place, max_deliveries=0, timeout=LONG) as subscriber:
+        with penstock.subscriber(place, max_tries=0, timeout=LONG) as subscriber:
             client.publish("t", b"1")
             assert bytes(subscriber.receive(LONG)) == b"1"
-            client.queue("q", max_deliveries=3)
+            client.queue("q", max_tries=3)
             proxy.cut()
-            with pytest.raises(RefusedError, match="max_deliveries=3, not 0"):
+            with pytest.raises(RefusedError, match="max_tries=3, not 0"):
                 subscriber.receive(LONG)
 
 

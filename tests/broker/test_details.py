@@ -39,7 +39,7 @@ def expected() -> list[tuple[str, bytes, dict[str, str], str | None, str | None]
 
 def fetched(reader: RangeClient) -> list[tuple[str, bytes, dict[str, str], str | None, str | None]]:
     found = [message for part in reader.ranges(1, reader.frontier, most_bytes=400) for message in part]
-    return [(row.topic, row.data, row.properties, row.message_id, row.key) for row in found]
+    return [(row.topic, row.payload, row.properties, row.message_id, row.key) for row in found]
 
 
 def test_a_range_has_what_the_journal_has(serve: Callable[..., Server], tmp_path: Path) -> None:
@@ -49,9 +49,9 @@ def test_a_range_has_what_the_journal_has(serve: Callable[..., Server], tmp_path
     with RangeClient(port=serve().port) as reader:
         assert fetched(reader) == expected()
         pytest.importorskip("pyarrow")
-        table = reader.fetch(1).record_batch(["data", "message_id", "key"])
+        table = reader.fetch(1).record_batch(["payload", "message_id", "key"])
         wanted = expected()
-        assert table.column("data").to_pylist() == [row[1] for row in wanted]
+        assert table.column("payload").to_pylist() == [row[1] for row in wanted]
         assert table.column("message_id").to_pylist() == [row[3] for row in wanted]
         assert table.column("key").to_pylist() == [row[4] for row in wanted]
 
@@ -100,7 +100,7 @@ def test_ids_of_a_transaction_that_was_not_stored_are_unknown(serve: Callable[..
         assert not len(server.broker.identifiers)
         assert client.publish("t", b"first", message_id="id") == 1
         assert writer.commit("job") == (2, 2, False), "it is still staged, and stores all it has"
-        assert [(row.data, row.message_id, row.key) for row in writer.fetch(1)] == [
+        assert [(row.payload, row.message_id, row.key) for row in writer.fetch(1)] == [
             (b"first", "id", None),
             (b"x", "id", "key"),
         ]
@@ -135,7 +135,7 @@ def test_a_message_that_waits_or_dies_keeps_them(serve: Callable[..., Server], t
         journal.append("t", b"poison", message_id="id-1", key="key-1")
     server = serve()
     with Client(port=server.port) as client:
-        client.queue("q", topics="t", max_deliveries=1, from_position=1)
+        client.queue("q", topics="t", max_tries=1, from_position=1)
         client.publish("t", b"late", message_id="id-2", delay_s=0.05)
         with client.subscribe("q", ack="manual") as consumer:
             for wanted in (b"poison", b"late"):
@@ -272,13 +272,13 @@ def test_a_hostile_brokers_range_is_refused(field: str, value: int) -> None:
         return decode_range(json.dumps(head).encode() + b"\n" + ENTRY.pack(*{**fields, **more}.values()) + b"dataidkey")
 
     (right,) = made()
-    assert (right.data, right.message_id, right.key) == (b"data", "id", "key")
+    assert (right.payload, right.message_id, right.key) == (b"data", "id", "key")
     part = made(**{field: value})
     with pytest.raises(ProtocolError, match="outside of its bytes"):
         list(part)
     pytest.importorskip("pyarrow")
     with pytest.raises(ProtocolError, match="outside of its bytes"):
-        part.record_batch(["data"])
+        part.record_batch(["payload"])
 
 
 @pytest.mark.parametrize("offsets", [(0, 3), (4, 0)])
@@ -289,7 +289,7 @@ def test_a_hostile_brokers_messages_lie_one_after_the_other(offsets: tuple[int, 
     index = b"".join(encode_entry(offset, 4, 0, 0, 0) for offset in offsets)
     part = decode_range(json.dumps(head).encode() + b"\n" + index + b"datadata")
     with pytest.raises(ProtocolError, match="over another one"):
-        part.record_batch(["data"])
+        part.record_batch(["payload"])
 
 
 @pytest.mark.parametrize("head", [
@@ -332,10 +332,10 @@ def test_the_time_of_storing_on_request(serve: Callable[..., Server], tmp_path: 
         assert len(parts) > 1
         found = [message for part in parts for message in part]
         assert [(row.timestamp_ns, row.stored_ns) for row in found] == wanted[:19]
-        assert [row.data for row in found] == [b"x" * number for number in range(19)]
+        assert [row.payload for row in found] == [b"x" * number for number in range(19)]
         assert [row.stored_ns for row in reader.fetch(1, 3)] == [None, None, None]
         pytest.importorskip("pyarrow")
-        columns = [part.record_batch(["stored_ns", "data"]) for part in parts]
+        columns = [part.record_batch(["stored_ns", "payload"]) for part in parts]
         assert [value for part in columns for value in part.column(0).to_pylist()] == [row[1] for row in wanted[:19]]
         with pytest.raises(InvalidArgument, match="stored=True"):
             reader.fetch(1).record_batch(["stored_ns"])

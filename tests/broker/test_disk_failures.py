@@ -138,7 +138,7 @@ def test_dead_letters_and_delayed_messages_wait_for_room(serve: Callable[..., Se
     disk = Failing()
     server = serve(disk=disk)
     with Client(port=server.port) as client:
-        client.queue("q", topics="t", max_deliveries=1)
+        client.queue("q", topics="t", max_tries=1)
         client.publish("t", b"poison")
         client.publish("t", b"later", delay_s=0.2)
         with client.subscribe("q", ack="manual") as consumer:

@@ -81,7 +81,7 @@ def test_an_address_of_version_6_is_a_host() -> None:
         {"ack_timeout_s": 1e300},
         {"ttl_s": NAN},
         {"ttl_s": -1},
-        {"max_deliveries": -1},
+        {"max_tries": -1},
         {"exclusive": "maybe"},
         {"from_position": 1 << 80},
     ],
@@ -91,7 +91,7 @@ def test_options_of_a_queue_are_numbers_that_can_be(options: dict[str, Any]) -> 
         client.queue("q", **options)  # nothing was asked: there is no broker
 
 
-@pytest.mark.parametrize("options", [{"max_deliveries": 1.5}, {"from_position": 1.5}, {"ack_timeout_s": "30"}])
+@pytest.mark.parametrize("options", [{"max_tries": 1.5}, {"from_position": 1.5}, {"ack_timeout_s": "30"}])
 def test_options_of_a_queue_are_of_their_type(options: dict[str, Any]) -> None:
     with Client() as client, pytest.raises(TypeError, match=r"whole number|number of seconds"):
         client.queue("q", **options)

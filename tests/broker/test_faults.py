@@ -189,7 +189,7 @@ def test_what_others_published_in_the_same_turn_is_sent_again_and_stored_once(
 def test_dead_letters_go_on_after_a_fault(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve()
     with Client(port=server.port) as client:
-        client.queue("q", topics="t", max_deliveries=1)
+        client.queue("q", topics="t", max_tries=1)
         client.publish("t", b"poison")
         with monkeypatch.context() as patch:
             patch.setattr(dead_letters, "_stage_copy", lambda *_: 1 / 0)

@@ -20,8 +20,8 @@ def test_ranges_come_whole_and_in_order(server: Server, client: Client) -> None:
         assert (reader.first, reader.frontier) == (1, 504)
         found = [message for part in reader.ranges(1, 504, most_bytes=2000) for message in part]
         assert [message.position for message in found] == list(range(1, 504))
-        assert [message.data for message in found[:500]] == [b"%d" % i * 10 for i in range(500)]
-        assert (found[502].topic, found[502].ordinal, found[502].data) == ("a.z", 1, b"last")
+        assert [message.payload for message in found[:500]] == [b"%d" % i * 10 for i in range(500)]
+        assert (found[502].topic, found[502].ordinal, found[502].payload) == ("a.z", 1, b"last")
         assert set(found[502].properties) == {"$expires_ns"}
         assert [m.position for part in reader.ranges(10, 20) for m in part] == list(range(10, 20))
         assert [m.topic for part in reader.ranges(1, 504, topics=["b"]) for m in part] == ["b", "b"]
@@ -34,8 +34,8 @@ def test_columns_without_a_loop(server: Server, client: Client) -> None:
     client.publish("u", b"p", ttl_s=1000)
     client.publish("u", b"")
     with RangeClient(port=server.port) as reader:
-        table = reader.fetch(1).record_batch(["position", "topic", "ordinal", "size", "data"])
-        assert table.column("data").to_pylist() == [*(b"%d" % i for i in range(1000)), b"p", b""]
+        table = reader.fetch(1).record_batch(["position", "topic", "ordinal", "size", "payload"])
+        assert table.column("payload").to_pylist() == [*(b"%d" % i for i in range(1000)), b"p", b""]
         assert table.column("topic").to_pylist() == ["t"] * 1000 + ["u"] * 2
         assert table.column("position").to_pylist() == list(range(1, 1003))
         assert reader.fetch(2000).record_batch().num_rows == 0

@@ -136,13 +136,13 @@ def test_the_quota_refuses(serve: Callable[..., Server]) -> None:
 
 
 def test_listing_is_json(wire: Callable[[], Wire]) -> None:
-    connection = wire().hello().send(b"QUEUE q topics=a,b max_deliveries=3\nLIST\n")
+    connection = wire().hello().send(b"QUEUE q topics=a,b max_tries=3\nLIST\n")
     assert connection.line() == "OK"
     size = int(connection.line().removeprefix("DATA "))
     text = connection.line()
     assert len(text) == size
     (entry,) = json.loads(text)
-    assert (entry["queue"], entry["topics"], entry["max_deliveries"]) == ("q", ["a", "b"], 3)
+    assert (entry["queue"], entry["topics"], entry["max_tries"]) == ("q", ["a", "b"], 3)
 
 
 ABSURD = "9223372036854775807"
@@ -161,9 +161,9 @@ ABSURD = "9223372036854775807"
         f"PUB t 0 delay_ms={ABSURD}",
         f"PUB t 0 at_ns={ABSURD}",
         f"PUB t 0 ttl_ms={ABSURD}",
-        "QUEUE new dead_letter=$mine max_deliveries=1",
-        "QUEUE new dead_letter=new max_deliveries=1",
-        f"QUEUE {'n' * 250} max_deliveries=1",
+        "QUEUE new dead_letter=$mine max_tries=1",
+        "QUEUE new dead_letter=new max_tries=1",
+        f"QUEUE {'n' * 250} max_tries=1",
     ],
 )
 def test_absurd_numbers_and_names_are_refused_where_they_are_said(wire: Callable[[], Wire], line: str) -> None:

@@ -216,7 +216,7 @@ def test_a_large_fetch_is_read_in_steps(serve: Callable[..., Server], monkeypatc
         before = server.turns
         part = reader.fetch(1, most=65_536)
         assert server.turns - before >= 20
-        assert [(m.position, m.topic, m.data) for m in part] == [
+        assert [(m.position, m.topic, m.payload) for m in part] == [
             (1 + i, f"t{i // 100 % 3}", b"%d" % (i // 100)) for i in range(2000)
         ]
         assert part.next == 2001

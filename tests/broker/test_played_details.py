@@ -47,7 +47,7 @@ def play(directory: Path, port: int) -> int:
 def rows_of(port: int) -> list[tuple[str, bytes, dict[str, str], str, str, int]]:
     with RangeClient(port=port) as client:
         return [
-            (row.topic, row.data, row.properties, row.message_id or "", row.key or "", row.timestamp_ns)
+            (row.topic, row.payload, row.properties, row.message_id or "", row.key or "", row.timestamp_ns)
             for part in client.ranges(1, client.frontier)
             for row in part
         ]

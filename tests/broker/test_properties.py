@@ -33,7 +33,7 @@ def test_they_travel_to_every_reader(server: Server, client: Client) -> None:
             (b"one", UNIT), (b"two", {"k": "all"}), (b"three", {"k": "all"}), (b"four", {"k": "4"}), (b"five", {}),
             (b"six", {}), (b"seven", {"staged": "yes"}), (b"eight", {"bulk": "8"}), (b"nine", {}),
         ]  # fmt: skip
-        fetched = [(m.data, m.properties) for part in reader.ranges(1, reader.frontier) for m in part]
+        fetched = [(m.payload, m.properties) for part in reader.ranges(1, reader.frontier) for m in part]
     assert fetched == wanted
     with client.subscribe("q", ack="manual") as consumer:
         found = [consumer.read(LONG) for _ in wanted]
@@ -43,7 +43,7 @@ def test_they_travel_to_every_reader(server: Server, client: Client) -> None:
 def test_they_come_back_after_a_restart(serve: Callable[..., Server]) -> None:
     server = serve()
     with Client(port=server.port) as client:
-        client.queue("q", topics="t", max_deliveries=1)
+        client.queue("q", topics="t", max_tries=1)
         client.publish("t", b"kept", properties=UNIT)
         client.publish("t", b"later", properties=UNIT, delay_s=0.3)
         client.publish("t", b"short", properties=UNIT, ttl_s=1000)

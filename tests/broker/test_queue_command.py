@@ -34,10 +34,10 @@ def queue(server: Server) -> Callable[..., str]:
 
 def test_a_queue_from_its_making_to_its_end(queue: Callable[..., str], client: Client, server: Server) -> None:
     assert "no queues" in queue("list")
-    queue("create", "jobs", "--topic", "work.>", "--max-deliveries", "1", "--ack-timeout", "2m")
-    queue("create", "jobs", "--topic", "work.>", "--max-deliveries", "1", "--ack-timeout", "2m")
-    told = queue("create", "jobs", "--max-deliveries", "9", code=1)
-    assert "max_deliveries=1, not 9" in told, "it names the option that differs"
+    queue("create", "jobs", "--topic", "work.>", "--max-tries", "1", "--ack-timeout", "2m")
+    queue("create", "jobs", "--topic", "work.>", "--max-tries", "1", "--ack-timeout", "2m")
+    told = queue("create", "jobs", "--max-tries", "9", code=1)
+    assert "max_tries=1, not 9" in told, "it names the option that differs"
     for number in range(5):
         client.publish("work.a", b"job %d" % number)
     told = queue("list")
@@ -101,7 +101,7 @@ def test_who_listens_nowhere_is_told_at_once() -> None:
 
 
 def test_a_command_spends_no_delivery_of_what_it_does_not_show(server: Server, client: Client) -> None:
-    client.queue("one", topics="t", max_deliveries=1)
+    client.queue("one", topics="t", max_tries=1)
     client.publish_many("t", [b"%d" % number for number in range(5)])
     line = [sys.executable, "-m", "penstock", "sub", f"broker://127.0.0.1:{server.port}/?queue=one", "-n", "1"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=10 * LONG)
@@ -111,7 +111,7 @@ def test_a_command_spends_no_delivery_of_what_it_does_not_show(server: Server, c
 
 
 def test_what_a_subscriber_was_sent_ahead_and_did_not_read_is_not_counted(server: Server, client: Client) -> None:
-    client.queue("q", topics="t", max_deliveries=2)
+    client.queue("q", topics="t", max_tries=2)
     client.publish_many("t", [b"%d" % number for number in range(5)])
     for _ in range(5):
         with client.subscribe("q") as consumer:

@@ -133,7 +133,7 @@ def test_what_is_done_when_it_is_read_cannot_be_given_back(client: Client) -> No
 
 
 def test_dead_letters_and_redrive(client: Client) -> None:
-    client.queue("q", topics="t", max_deliveries=3)
+    client.queue("q", topics="t", max_tries=3)
     client.queue("bystander", topics="t")
     client.publish_many("t", [b"poison", b"fine"])
     with client.subscribe("q", ack="manual") as consumer:
@@ -167,7 +167,7 @@ def test_a_redrive_takes_the_dead_letters_of_its_queue_alone(serve: Callable[...
     with Client(port=server.port) as client:
         client.queue("grave", topics="own")
         for name in "ab":
-            client.queue(name, topics=name, max_deliveries=1, dead_letter="grave")
+            client.queue(name, topics=name, max_tries=1, dead_letter="grave")
         for number in range(3):
             for topic in ("own", "a", "b"):
                 client.publish(topic, b"%s%d" % (topic.encode(), number))
@@ -200,7 +200,7 @@ def test_deliveries_before_a_restart_count(serve: Callable[..., Server], tmp_pat
     """Also of messages that were under way when the broker ended."""
     server = serve(drain_s=0.0)
     with Client(port=server.port) as client:
-        client.queue("q", topics="t", max_deliveries=2)
+        client.queue("q", topics="t", max_tries=2)
         client.publish_many("t", [b"poison", b"fine", b"late"])
         with client.subscribe("q", ack="manual", credit=2) as consumer:
             first = [consumer.receive(timeout=LONG) for _ in range(2)]
@@ -229,7 +229,7 @@ def test_what_reached_nobody_before_a_restart_was_not_delivered(serve: Callable[
         server = serve()
         with Client(port=server.port) as client:
             if server.broker.store.next == 1:
-                client.queue("q", topics="t", max_deliveries=1)
+                client.queue("q", topics="t", max_tries=1)
                 client.publish_many("t", [b"a", b"b"])
             wire = Wire(server.port).hello().send(b"SUB q credit=2\n")
             assert wire.line() == "OK"
@@ -390,7 +390,7 @@ def test_purge_delete_list(client: Client) -> None:
 def test_everything_survives_a_restart(serve: Callable[..., Server]) -> None:
     server = serve()
     with Client(port=server.port) as client:
-        client.queue("q", topics=["t", "u"], max_deliveries=7, ack_timeout_s=5)
+        client.queue("q", topics=["t", "u"], max_tries=7, ack_timeout_s=5)
         client.publish_many("t", [b"%d" % i for i in range(10)])
         with client.subscribe("q", ack="manual", credit=6) as consumer:
             messages = [consumer.read(LONG) for _ in range(6)]
@@ -403,8 +403,8 @@ def test_everything_survives_a_restart(serve: Callable[..., Server]) -> None:
     with Client(port=server.port) as client:
         after = summary(client, "q")
         assert after["depth"] == 8
-        assert {key: after[key] for key in ("topics", "max_deliveries", "ack_timeout_s")} == {
-            key: before[key] for key in ("topics", "max_deliveries", "ack_timeout_s")
+        assert {key: after[key] for key in ("topics", "max_tries", "ack_timeout_s")} == {
+            key: before[key] for key in ("topics", "max_tries", "ack_timeout_s")
         }
         with client.subscribe("q") as consumer:
             found = [consumer.read(LONG) for _ in range(8)]
@@ -498,7 +498,7 @@ def test_what_every_queue_has_passed_is_freed_when_asked_for(
 
 def test_dead_letters_go_to_a_queue_that_is_there_for_other_topics(client: Client) -> None:
     client.queue("graveyard", topics="other")
-    client.queue("q", topics="t", max_deliveries=1, dead_letter="graveyard")
+    client.queue("q", topics="t", max_tries=1, dead_letter="graveyard")
     client.publish("t", b"poison")
     client.publish("other", b"its own")
     with client.subscribe("q", ack="manual") as consumer, client.subscribe("graveyard") as grave:
@@ -512,7 +512,7 @@ def test_dead_letters_go_to_a_queue_that_is_there_for_other_topics(client: Clien
 def test_dead_letters_are_kept_when_there_are_as_many_queues_as_allowed(serve: Callable[..., Server]) -> None:
     server = serve(limits=Limits(max_queues=1))
     with Client(port=server.port) as client:
-        client.queue("q", topics="t", max_deliveries=1)
+        client.queue("q", topics="t", max_tries=1)
         client.publish("t", b"poison")
         with client.subscribe("q", ack="manual") as consumer:
             message = consumer.read(LONG)

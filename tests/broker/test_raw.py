@@ -121,7 +121,7 @@ def test_queue_names_as_the_reference_reads_them(
 def test_odd_names_survive_a_restart_and_reach_no_dead_letters(serve: Callable[..., Server]) -> None:
     server = serve()
     with Client(port=server.port) as client:
-        client.queue("pay", topics="t", max_deliveries=1)
+        client.queue("pay", topics="t", max_tries=1)
         client.publish("t", b"secret")
         with client.subscribe("pay", ack="manual") as consumer:
             message = consumer.read(30)

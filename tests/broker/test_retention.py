@@ -220,7 +220,7 @@ def test_a_trickle_is_not_counted_in_crumbs(serve: Callable[..., Server]) -> Non
 
 def test_dead_letters_that_were_sent_back_hold_nothing(server: Server, client: Client) -> None:
     """A queue that nobody ever read goes on when nothing waits in it."""
-    client.queue("poison", topics="t", max_deliveries=1)
+    client.queue("poison", topics="t", max_tries=1)
     client.publish_many("t", [b"1", b"2"])
     with client.subscribe("poison", ack="manual") as consumer:
         for _ in range(2):

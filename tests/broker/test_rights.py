@@ -56,7 +56,7 @@ def test_a_queue_that_is_there_is_read_by_who_may_read_its_topics(root: Client, 
 
 def test_dead_letters_are_read_by_who_may_read_where_they_come_from(root: Client, north: Client) -> None:
     for queue, topics in (("north-s", "secrets.>"), ("north-1", "sensors.>")):
-        root.queue(queue, topics=topics, max_deliveries=1)
+        root.queue(queue, topics=topics, max_tries=1)
     root.publish("secrets.key", b"hidden")
     root.publish("sensors.south.a", b"1")
     poison(root, "north-s")
@@ -71,11 +71,11 @@ def test_dead_letters_are_read_by_who_may_read_where_they_come_from(root: Client
 
 
 def test_dead_letters_do_not_go_round(root: Client) -> None:
-    root.queue("a", topics="t", max_deliveries=1, dead_letter="b")
-    root.queue("b", topics="u", max_deliveries=1, dead_letter="c")
+    root.queue("a", topics="t", max_tries=1, dead_letter="b")
+    root.queue("b", topics="u", max_tries=1, dead_letter="c")
     for last in ("c", "a", "b"):
         with pytest.raises(RefusedError, match=r"would come back|its own"):
-            root.queue("c", topics="v", max_deliveries=1, dead_letter=last)
+            root.queue("c", topics="v", max_tries=1, dead_letter=last)
     with pytest.raises(RefusedError, match="would come back"):
         root.queue("b", dead_letter="a")
 

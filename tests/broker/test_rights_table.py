@@ -62,7 +62,7 @@ REQUESTS = {
     "SUB": b"SUB %s-old\n",
     "QUEUE": b"QUEUE %s-new topics=%s.a\n",
     "QUEUE changed": b"QUEUE %s-old topics=%s.b\n",
-    "QUEUE dead_letter": b"QUEUE mine-made topics=mine.a max_deliveries=1 dead_letter=%s-old\n",
+    "QUEUE dead_letter": b"QUEUE mine-made topics=mine.a max_tries=1 dead_letter=%s-old\n",
     "SEEK": b"SEEK %s-old from_position=1\n",
     "PURGE": b"PURGE %s-old\n",
     "PAUSE": b"PAUSE %s-old\n",
@@ -193,14 +193,14 @@ def test_dead_letters_are_put_into_no_queue_of_others(serve: Callable[..., Serve
         orders.queue("pay.dead", topics="orders.late")
         consumer = orders.subscribe("pay", ack="manual")
         with pytest.raises(Exception, match="dead letters would go to queue pay"):
-            evil.queue("evil", topics="b.x", max_deliveries=1, dead_letter="pay")
+            evil.queue("evil", topics="b.x", max_tries=1, dead_letter="pay")
         with pytest.raises(Exception, match=r"dead letters would go to queue pay\.dead"):
-            evil.queue("evil", topics="b.x", max_deliveries=1, dead_letter="pay.dead")
+            evil.queue("evil", topics="b.x", max_tries=1, dead_letter="pay.dead")
         with pytest.raises(Exception, match="dead letters would go to queue pay"):  # also while it makes none
             evil.queue("evil", topics="b.x", dead_letter="pay")
         with pytest.raises(Exception, match="dead letters would go to queue pay"):
             evil.subscribe("evil", topics="b.x", dead_letter="pay")
-        evil.queue("later", topics="b.x", max_deliveries=1, dead_letter="refunds")  # not there yet
+        evil.queue("later", topics="b.x", max_tries=1, dead_letter="refunds")  # not there yet
         orders.queue("refunds", topics="orders.refunds")
         evil.publish("b.x", b"forged")
         with evil.subscribe("later", ack="manual") as bad:
@@ -223,21 +223,21 @@ def test_the_name_of_a_deleted_queue_brings_nobody_its_rights(serve: Callable[..
         Client(port=server.port, token="token-evil") as evil,
     ):
         orders.queue("pay", topics="orders.>")
-        orders.queue("old", topics="orders.x", max_deliveries=1, dead_letter="pay")
+        orders.queue("old", topics="orders.x", max_tries=1, dead_letter="pay")
         orders.delete("old")
         for options in ({}, {"dead_letter": "pay"}, {"dead_letter": "mine"}):
             with pytest.raises(Exception, match="dead letters would go to queue pay"):
-                evil.queue("old", topics="b.x", max_deliveries=1, **options)
+                evil.queue("old", topics="b.x", max_tries=1, **options)
         evil.queue("old", topics="b.x")
         evil.publish("b.x", b"its own")
         orders.delete("old")
-        orders.queue("old", topics="orders.x", max_deliveries=1, dead_letter="pay")
+        orders.queue("old", topics="orders.x", max_tries=1, dead_letter="pay")
 
 
 def test_wildcards_match_nothing_of_the_brokers_own(serve: Callable[..., Server], secrets: Path) -> None:
     server = serve(tokens=secrets)
     with Client(port=server.port, token="token-orders") as orders:
-        orders.queue("status", topics="orders.>", max_deliveries=1)
+        orders.queue("status", topics="orders.>", max_tries=1)
         orders.publish("orders.x", b"delayed secret", delay_s=600)
         orders.publish("orders.y", b"dead secret")
         with orders.subscribe("status", ack="manual") as consumer:

@@ -63,7 +63,7 @@ def test_dead_letters_that_are_refused_are_told(
     north = Client(port=server.port, token="secret-north")
     root = Client(port=server.port, token="secret-root")
     with north, root:
-        north.queue("north-q", topics="sensors.north.a", max_deliveries=1, dead_letter="north-later")
+        north.queue("north-q", topics="sensors.north.a", max_tries=1, dead_letter="north-later")
         root.queue("north-later", topics="pay")
         north.publish("sensors.north.a", b"x")
         with north.subscribe("north-q", ack="manual") as consumer:
@@ -94,7 +94,7 @@ def test_the_brokers_own_copies_have_a_bound_beyond_the_quota(
     monkeypatch.setattr("penstock.broker.broker.OWN_BYTES", 65_536)
     server = serve(limits=Limits(quota_bytes=4_000_000))
     with Client(port=server.port) as client:
-        client.queue("q", topics="t", max_deliveries=1)
+        client.queue("q", topics="t", max_tries=1)
         client.publish_many("t", [bytes(65_536)] * 40)
         with client.subscribe("q", ack="manual") as consumer:
             for _ in range(40):

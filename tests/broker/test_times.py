@@ -27,7 +27,7 @@ EXTREMES = [-(2**63) + 1, -1, 0, 1, OLD_NS, 2**63 - 1]
 def stored(server: Server) -> list[tuple[bytes, int, int]]:
     """Data, time and time of storing of everything."""
     with RangeClient(port=server.port) as client:
-        return [(item.data, item.timestamp_ns, item.stored_ns or 0) for item in client.fetch(1, stored=True)]
+        return [(item.payload, item.timestamp_ns, item.stored_ns or 0) for item in client.fetch(1, stored=True)]
 
 
 def test_messages_with_times_are_one_run() -> None:
@@ -81,7 +81,7 @@ def test_a_range_with_times_before_1970_is_delivered(server: Server, client: Cli
 
 
 def test_dead_letters_keep_their_time(server: Server, client: Client) -> None:
-    client.queue("q", topics="t", max_deliveries=1)
+    client.queue("q", topics="t", max_tries=1)
     client.publish("t", b"x", timestamp_ns=OLD_NS)
     with client.subscribe("q", ack="manual") as consumer:
         consumer.nack(consumer.receive(timeout=LONG))

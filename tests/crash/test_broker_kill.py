@@ -216,7 +216,7 @@ def test_acknowledged_and_delayed_messages_survive_a_kill(tmp_path: Path) -> Non
     process, _ = start(tmp_path / "journal", port)
     try:
         with Client(port=port, timeout=LONG) as client:
-            client.queue("q", topics=["t", "u.>"], max_deliveries=7, ack_timeout_s=5, dead_letter="grave")
+            client.queue("q", topics=["t", "u.>"], max_tries=7, ack_timeout_s=5, dead_letter="grave")
             client.publish_many("t", [b"%d" % i for i in range(10)])
             due_ns = time.time_ns() + 1_000_000_000
             client.publish("t", b"later", at_ns=due_ns)
@@ -240,7 +240,7 @@ def test_acknowledged_and_delayed_messages_survive_a_kill(tmp_path: Path) -> Non
             assert time.time_ns() >= due_ns
             assert [consumer.deliveries(message) for message in found[:3] if message] == [3, 2, 2]
             (queue,) = client.queues()
-            wanted = {"topics": ["t", "u.>"], "max_deliveries": 7, "ack_timeout_s": 5.0, "dead_letter": "grave"}
+            wanted = {"topics": ["t", "u.>"], "max_tries": 7, "ack_timeout_s": 5.0, "dead_letter": "grave"}
             assert {key: queue[key] for key in wanted} == wanted
     finally:
         process.kill()
@@ -296,7 +296,7 @@ def test_moves_are_whole_after_a_kill(tmp_path: Path, seed: int) -> None:
     try:
         for number in range(4):
             with Client(port=port, timeout=LONG) as client:
-                client.queue(f"q{number}", topics=f"poison{number}", max_deliveries=1)
+                client.queue(f"q{number}", topics=f"poison{number}", max_tries=1)
                 client.publish_many(f"poison{number}", [b"%d" % i for i in range(POISON)])
             committing, burying = Committing(port, number), Burying(port, f"q{number}")
             committing.start()
@@ -314,7 +314,7 @@ def test_moves_are_whole_after_a_kill(tmp_path: Path, seed: int) -> None:
             process, _ = start(tmp_path / "journal", port)
             with RangeClient(port=port) as reader:
                 ranges = reader.ranges(1, reader.frontier, topics=["jobs"])
-                found = Counter(bytes(message.data) for part in ranges for message in part)
+                found = Counter(bytes(message.payload) for part in ranges for message in part)
             assert set(found.values()) == {TRANSACTION} and answered <= set(found)
             with Client(port=port, timeout=LONG) as client:
                 depths = {entry["queue"]: entry["depth"] for entry in client.queues()}

@@ -99,7 +99,7 @@ class BrokerRanges(Target):
         part = decode_range(data)
         with contextlib.suppress(PenstockError):
             list(part)
-        assert part.record_batch(["position", "topic", "data", "message_id", "key"]).num_rows * ENTRY.size <= len(data)
+        assert part.record_batch(["position", "topic", "payload", "message_id", "key"]).num_rows * ENTRY.size <= len(data)
 
 
 class BrokerSession(Target):

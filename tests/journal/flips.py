@@ -19,7 +19,7 @@ from penstock.journal.format import open_directory
 from penstock.journal.journal import topic_filter
 
 Row = tuple[Any, ...]
-COLUMNS = ["position", "topic", "ordinal", "timestamp_ns", "stored_ns", "data", "message_id", "key", "properties"]
+COLUMNS = ["position", "topic", "ordinal", "timestamp_ns", "stored_ns", "payload", "message_id", "key", "properties"]
 TOPICS = ["sensors.>"]
 
 
@@ -59,8 +59,7 @@ def arrow_rows(batches: Iterator[Any]) -> Iterator[Row]:
     for batch in batches:
         for row in batch.to_pylist():
             texts = row["message_id"] or "", row["key"] or "", dict(row["properties"])
-            data = row["data"] if "data" in row else row["payload"]
-            yield (*(row[name] for name in COLUMNS[:5]), data, *texts)
+            yield (*(row[name] for name in COLUMNS[:6]), *texts)
 
 
 def spark_rows(path: Path, topics: list[str] | None) -> Iterator[Row]:
@@ -70,8 +69,7 @@ def spark_rows(path: Path, topics: list[str] | None) -> Iterator[Row]:
     from penstock.spark.bounds import Bounds
     from penstock.spark.places import DirectoryPlace, Reading
 
-    names = ["payload" if name == "data" else name for name in COLUMNS]
-    schema = pyarrow.schema([(name, TYPES["data" if name == "payload" else name]) for name in names])
+    schema = pyarrow.schema([(name, TYPES[name]) for name in COLUMNS])
     bounds = Bounds() if topics is None else Bounds().with_topics(tuple(topics))
     place = DirectoryPlace(str(path))
     return arrow_rows(place.batches(1, place.frontier, Reading(schema, bounds)))

@@ -19,7 +19,7 @@ from penstock.errors import CorruptionError, InvalidArgument  # noqa: E402
 from penstock.journal import Journal, layout  # noqa: E402
 from penstock.journal import format as reading  # noqa: E402
 
-ALL = ["position", "topic", "ordinal", "timestamp_ns", "size", "data", "message_id", "key", "properties"]
+ALL = ["position", "topic", "ordinal", "timestamp_ns", "size", "payload", "message_id", "key", "properties"]
 
 
 def fill(directory: Path, **options: int) -> list[tuple[int, str, bytes]]:
@@ -57,7 +57,7 @@ def test_everything_is_read_back(tmp_path: Path) -> None:
     directory = reading.open_directory(tmp_path / "j")
     assert len(directory.segments) > 2
     rows = [row for batch in directory.batches(columns=ALL, rows=100) for row in batch.to_pylist()]
-    assert [(row["position"], row["topic"], row["data"]) for row in rows] == held
+    assert [(row["position"], row["topic"], row["payload"]) for row in rows] == held
     assert [row["size"] for row in rows] == [len(data) for _, _, data in held]
     assert dict(rows[10]["properties"]) == {"i": "10"}
     assert rows[10]["key"] == "k2"
@@ -172,8 +172,8 @@ def test_lost_caches_cost_time_and_nothing_else(tmp_path: Path, suffix: str) -> 
     for path in (tmp_path / "j").glob(f"*.{suffix}"):
         path.unlink()
     directory = reading.open_directory(tmp_path / "j")
-    rows = [row for batch in directory.batches(columns=["position", "data"]) for row in batch.to_pylist()]
-    assert [(row["position"], row["data"]) for row in rows] == [(p, data) for p, _, data in held]
+    rows = [row for batch in directory.batches(columns=["position", "payload"]) for row in batch.to_pylist()]
+    assert [(row["position"], row["payload"]) for row in rows] == [(p, data) for p, _, data in held]
     with Journal(tmp_path / "j", mode="read") as journal:
         found = []
         at = 1

@@ -39,7 +39,7 @@ def look(where):
         with Journal(where) as journal: journal.append("t", b"y")
     else:
         with Journal(where, mode="read") as journal:
-            if how == "arrow": found = sum(batch.num_rows for batch in journal.batches(columns=["position", "data"]))
+            if how == "arrow": found = sum(batch.num_rows for batch in journal.batches(columns=["position", "payload"]))
             else: found = sum(len(journal.read_many(segment.first, 10**6)) for segment in journal.info().segments)
         assert found == 900, found
 for where in copies:

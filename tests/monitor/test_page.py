@@ -214,7 +214,7 @@ def test_dead_letters_are_sent_back_from_where_they_are_trouble(browser: Browser
         Service(every_s=0.3, allow_actions=True) as acting,
     ):
         acting.start()
-        client.queue("poison", topics="t", max_deliveries=1)
+        client.queue("poison", topics="t", max_tries=1)
         client.publish("t", b"bad")
         with client.subscribe("poison", ack="manual") as consumer:
             consumer.nack(consumer.receive(60))

@@ -148,7 +148,7 @@ class Broker:
 
     @staticmethod
     def _queue_record(queue: Queue) -> bytes:
-        return json.dumps({"name": queue.name, "start": queue.start, "options": queue.options.dump()}).encode()
+        return json.dumps({"name": queue.name, "start": queue.start, "options": queue.options.record()}).encode()
 
     def _recover(self) -> None:
         for kind, data in self.store.records():

@@ -52,7 +52,7 @@ def bury(broker: Broker, queue: Queue, position: int, deliveries: int, reason: s
 
 def bind(broker: Broker, queue: Queue) -> None:
     """Bind the dead-letter queue, if it exists for other topics already, to the dead letters of ``queue`` too."""
-    dead = broker.queues.get(_target_name(queue)) if queue.options.max_deliveries else None
+    dead = broker.queues.get(_target_name(queue)) if queue.options.max_tries else None
     target = f"{PREFIX}{queue.name}"
     if dead is not None and not dead.wants(target):
         broker.rebind(dead, dead.with_options(topics=(*dead.options.topics, target)))

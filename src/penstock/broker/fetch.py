@@ -5,7 +5,7 @@ that columns come out of them without a loop over messages.
 
     with RangeClient("127.0.0.1", 9876) as client:
         for part in client.ranges(1, client.frontier, topics=["sensors.>"]):
-            table = part.record_batch(["position", "topic", "data"])
+            table = part.record_batch(["position", "topic", "payload"])
 
 One thread at a time.
 """

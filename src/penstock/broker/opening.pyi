@@ -52,7 +52,7 @@ class SubscriberOptions(TypedDict, total=False):
     ack: str
     credit: int
     ack_timeout_s: float | None
-    max_deliveries: int | None
+    max_tries: int | None
     ttl_s: float | None
     exclusive: bool | None
     dead_letter: str | None

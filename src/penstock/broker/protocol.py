@@ -51,8 +51,8 @@ _RANGE = "LOAD " + words.PUBLISH_RANGE  # a LOAD that publishes
 MAX_RANGE_MESSAGES = 16_384  # of such a LOAD
 _TIMED = "time_ns"  # the scanner's option for publishes that bring their own times
 _QUEUE_OPTIONS = {
-    "topics": str, "ack_timeout_ms": int, "max_deliveries": int, "ttl_ms": int, "exclusive": int, "temporary": int,
-    "dead_letter": str,
+    "topics": str, "ack_timeout_ms": int, "max_tries": int, "ttl_ms": int, "exclusive": int, "temporary": int,
+    "dead_letter": str, "max_deliveries": int,
 }  # fmt: skip
 _START_OPTIONS = {"from_position": int, "from_ordinal": int, "from_time_ns": int}
 
@@ -630,20 +630,20 @@ class Protocol(Session):
             self.check_queue(wanted.dead_letter)
             if wanted.dead_letter == name:
                 raise Refusal("bad_option", f"queue {name} cannot be its own queue of dead letters")
-        elif not wanted.max_deliveries:
+        elif not wanted.max_tries:
             return
         if len(name.encode()) > MAX_DEAD_LETTER_NAME_BYTES:
             raise Refusal(
-                "bad_name", f"a queue with max_deliveries has a name of at most {MAX_DEAD_LETTER_NAME_BYTES} bytes"
+                "bad_name", f"a queue with max_tries has a name of at most {MAX_DEAD_LETTER_NAME_BYTES} bytes"
             )
         target = wanted.dead_letter or f"{name}.dead"
-        if wanted.max_deliveries:
+        if wanted.max_tries:
             self._check_no_ring(name, target)
         topic = dead_letters.PREFIX + name
         bound = [queue.name for queue in self.broker.queues.values() if topic in queue.options.topics]
         for found in dict.fromkeys((target, *bound)):
             there = self.broker.queues.get(found)
-            if there is not None and not (found in bound and old.max_deliveries):  # otherwise nothing changes
+            if there is not None and not (found in bound and old.max_tries):  # otherwise nothing changes
                 self._check_target(found, there.options.topics, topic)
 
     def _check_target(self, target: str, topics: Sequence[str], letters: str) -> None:
@@ -662,7 +662,7 @@ class Protocol(Session):
     def _check_no_ring(self, name: str, target: str) -> None:
         """Refuse a ring of dead-letter queues: its messages would go round for ever."""
         seen = {name}
-        while (queue := self.broker.queues.get(target)) is not None and queue.options.max_deliveries:
+        while (queue := self.broker.queues.get(target)) is not None and queue.options.max_tries:
             seen.add(target)
             target = queue.options.dead_letter or f"{target}.dead"
             if target in seen:
@@ -677,9 +677,9 @@ class Protocol(Session):
             changes["ack_timeout_s"] = given["ack_timeout_ms"] / 1e3
         if "ttl_ms" in given:
             changes["ttl_s"] = given["ttl_ms"] / 1e3
-        for key in ("max_deliveries", "dead_letter"):
-            if key in given:
-                changes[key] = given[key]
+        for key, field in (("max_deliveries", "max_tries"), ("max_tries", "max_tries"), ("dead_letter", "dead_letter")):
+            if key in given:  # max_deliveries: the word of clients of version 1
+                changes[field] = given[key]
         for key in ("exclusive", "temporary"):
             if key in given:
                 changes[key] = bool(given[key])

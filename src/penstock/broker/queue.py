@@ -31,6 +31,10 @@ TELL_NS = 2_000_000_000  # the trouble stays visible this much longer than the p
 BUSY, WAIT = "busy", "wait"  #: what long work yields: it can continue now; it waits for something else
 log = logging.getLogger("penstock.broker")
 
+#: Options that older versions call by another word, on disk and in LIST.
+_RECORD_WORDS = {"max_tries": "max_deliveries"}
+_FIELDS = {word: name for name, word in _RECORD_WORDS.items()}
+
 
 @dataclass(frozen=True)
 class QueueOptions:
@@ -38,7 +42,7 @@ class QueueOptions:
 
     topics: tuple[str, ...] = (words.DEFAULT_TOPIC,)
     ack_timeout_s: float = 30.0
-    max_deliveries: int = 0
+    max_tries: int = 0
     ttl_s: float = 0.0
     exclusive: bool = False
     temporary: bool = False
@@ -47,12 +51,17 @@ class QueueOptions:
 
     @classmethod
     def load(cls, fields: dict[str, Any]) -> QueueOptions:
-        """The inverse of ``dump``."""
-        return cls(**{**fields, "topics": tuple(fields["topics"])})
+        """The inverse of ``record``."""
+        given = {_FIELDS.get(word, word): value for word, value in fields.items()}
+        return cls(**{**given, "topics": tuple(given["topics"])})
 
     def dump(self) -> dict[str, Any]:
         """As plain values."""
         return asdict(self)
+
+    def record(self) -> dict[str, Any]:
+        """As plain values in the words of records on disk, which brokers of any version read."""
+        return {_RECORD_WORDS.get(name, name): value for name, value in self.dump().items()}
 
 
 class Consumer(Protocol):
@@ -179,7 +188,7 @@ class Queue:
         """Redeliver what is due, to consumers with credit and before any new message; what was delivered too often
         becomes a dead letter. False: there is more, and the turn is over.
         """
-        most = self.options.max_deliveries
+        most = self.options.max_tries
         due = self.state.due(now_ns, TAKE_MESSAGES)
         for position, deliveries in due:
             if most and deliveries >= most:
@@ -214,7 +223,7 @@ class Queue:
         if skipped:  # positions freed after this read are left for the next one
             self._pass_freed(min(self._store.first, batch.positions[0] if len(batch) else following))
         deadline_ns, ttl_ns = self._deadline(consumer, now_ns), int(self.options.ttl_s * 1e9)
-        most = self.options.max_deliveries
+        most = self.options.max_tries
         sent, counts, expired = self.state.take(
             batch, consumer.number, deadline_ns, now_ns, ttl_ns, self._internal, most
         )
@@ -374,6 +383,7 @@ class Queue:
         return {
             "queue": self.name,
             **self.options.dump(),
+            "max_deliveries": self.options.max_tries,  # as clients of version 1 know it
             "consumers": len(self.consumers),
             "depth": backlog + state.outstanding,
             "depth_at_least": not self._counted,

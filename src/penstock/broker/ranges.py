@@ -21,7 +21,7 @@ ENTRY_FIELDS = [
     ("topic", "<u4"), ("properties_length", "<u4"), ("message_id_length", "<u2"), ("key_length", "<u2"),
 ]  # fmt: skip
 STORED_BYTES = 8  # the time of storing of one message, if it was requested
-COLUMNS = ("position", "topic", "ordinal", "timestamp_ns", "data")
+COLUMNS = ("position", "topic", "ordinal", "timestamp_ns", "payload")
 MORE_COLUMNS = ("size", "message_id", "key", "stored_ns")
 
 
@@ -32,7 +32,7 @@ class Fetched(NamedTuple):
     topic: str
     ordinal: int
     timestamp_ns: int
-    data: bytes
+    payload: bytes
     properties: dict[str, str]
     message_id: str | None = None
     key: str | None = None
@@ -142,10 +142,10 @@ class Range:
         from penstock.journal.stretches import stretches, texts
 
         entries = self.entries()
-        if name in ("data", "message_id", "key"):
+        if name in ("payload", "message_id", "key"):
             data = numpy.frombuffer(self.payload, "u1")
             at = entries["offset"].astype("i8")
-            if name == "data":
+            if name == "payload":
                 return stretches(data, at, entries["length"].astype("i8"))
             at = at + entries["length"] + entries["properties_length"]
             if name == "key":

@@ -36,7 +36,7 @@ Name = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="JSON for machines.")]
 Topics = Annotated[list[str] | None, typer.Option("--topic", "-t", help="A topic or pattern; may be given again.")]
 AckTimeout = Annotated[str | None, typer.Option(metavar="DURATION", help="Redeliver after this time: 30s.")]
-MaxDeliveries = Annotated[int | None, typer.Option(min=0, help="Deliveries until it is a dead letter; 0: no limit.")]
+MaxTries = Annotated[int | None, typer.Option(min=0, help="Deliveries until it is a dead letter; 0: no limit.")]
 Ttl = Annotated[str | None, typer.Option(metavar="DURATION", help="Skip older messages; 0: none are skipped.")]
 Exclusive = Annotated[bool | None, typer.Option("--exclusive/--shared", help="One consumer at a time.")]
 DeadLetter = Annotated[str | None, typer.Option(metavar="QUEUE", help="Where dead letters go; QUEUE.dead.")]
@@ -77,7 +77,7 @@ def _found(client: Client, name: str) -> dict[str, Any]:
 def _options(
     topics: list[str] | None,
     ack_timeout: str | None,
-    max_deliveries: int | None,
+    max_tries: int | None,
     ttl: str | None,
     exclusive: bool | None,
     dead_letter: str | None,
@@ -86,7 +86,7 @@ def _options(
     given = {
         "topics": topics or None,
         "ack_timeout_s": None if ack_timeout is None else duration_s(ack_timeout, "--ack-timeout"),
-        "max_deliveries": max_deliveries,
+        "max_tries": max_tries,
         "ttl_s": None if ttl is None else duration_s(ttl, "--ttl"),
         "exclusive": exclusive,
         "dead_letter": dead_letter,
@@ -167,7 +167,7 @@ def create(
     name: Name = None,
     topic: Topics = None,
     ack_timeout: AckTimeout = None,
-    max_deliveries: MaxDeliveries = None,
+    max_tries: MaxTries = None,
     ttl: Ttl = None,
     exclusive: Exclusive = None,
     dead_letter: DeadLetter = None,
@@ -178,11 +178,11 @@ def create(
 
     The topic may stand in the address: broker://HOST:PORT/TOPIC. Without one it is default.
 
-    Example: [green]penstock queue create broker://127.0.0.1:9876 jobs --topic 'work.>' --max-deliveries 5[/]
+    Example: [green]penstock queue create broker://127.0.0.1:9876 jobs --topic 'work.>' --max-tries 5[/]
     """
     name = _named(broker, name)
     topic = topic or [found for found in [addresses.parse(broker_address(broker)).topic] if found]
-    options = _options(topic, ack_timeout, max_deliveries, ttl, exclusive, dead_letter, from_position)
+    options = _options(topic, ack_timeout, max_tries, ttl, exclusive, dead_letter, from_position)
     with _client(broker) as client:
         client.queue(name, create=True, **options)
     takes = f", for {','.join(topic)}" if topic else ""
@@ -195,7 +195,7 @@ def set_options(
     name: Name = None,
     topic: Topics = None,
     ack_timeout: AckTimeout = None,
-    max_deliveries: MaxDeliveries = None,
+    max_tries: MaxTries = None,
     ttl: Ttl = None,
     exclusive: Exclusive = None,
     dead_letter: DeadLetter = None,
@@ -211,9 +211,9 @@ def set_options(
     Example: [green]penstock queue set broker://127.0.0.1:9876 jobs --ack-timeout 2m[/]
     """
     name = _named(broker, name)
-    options = _options(topic, ack_timeout, max_deliveries, ttl, exclusive, dead_letter, from_position)
+    options = _options(topic, ack_timeout, max_tries, ttl, exclusive, dead_letter, from_position)
     if not options:
-        raise InvalidArgument("say what is to change: --topic, --ack-timeout, --max-deliveries, --ttl, ...")
+        raise InvalidArgument("say what is to change: --topic, --ack-timeout, --max-tries, --ttl, ...")
     with _client(broker) as client:
         before = _found(client, name)
         client.queue(name, drop_waiting=drop_waiting, **options)
@@ -294,10 +294,10 @@ def peek(
     for message in found:
         if as_json:
             show.print_json({"position": message.position, "topic": message.topic, "ordinal": message.ordinal,
-                             "payload": message.data.decode(errors="backslashreplace"),
+                             "payload": message.payload.decode(errors="backslashreplace"),
                              "properties": message.properties})  # fmt: skip
         else:
-            text = printable(message.data[:200].decode(errors="backslashreplace"))
+            text = printable(message.payload[:200].decode(errors="backslashreplace"))
             show.console().print(f"{message.position:>10}  {message.topic}  {text}", markup=False)
     if not found and not as_json:
         typer.echo(f"queue {name} is empty")

@@ -111,9 +111,9 @@ def _load(
     for gap in read_story(path).missing():
         exits.told(f"{path}: {gap}")
     wanted = ["position", "topic", "ordinal", "timestamp_ns", "size"]
-    wanted += ["data"] if _PAYLOAD.search(query) else []
+    wanted += ["payload"] if _PAYLOAD.search(query) else []
     wanted += ["properties"] if _PROPERTIES.search(query) else []
-    batches = _batches(path, wanted, check and "data" in wanted)
+    batches = _batches(path, wanted, check and "payload" in wanted)
     first = next(batches, None)
     if first is None:
         raise InvalidArgument(f"{path} holds no messages")
@@ -123,9 +123,9 @@ def _load(
     connection.execute(f"create temp table {kept} as select * from penstock_reader where topic <> '{STORY}'")  # noqa: S608 - own names
     connection.unregister("penstock_reader")
     payload = (
-        "data as payload, case when packed then decoded else try(decode(data)) end as text, "
-        "try_cast(case when packed then decoded else try(decode(data)) end as json) as json, "
-        if "data" in wanted
+        "payload, case when packed then decoded else try(decode(payload)) end as text, "
+        "try_cast(case when packed then decoded else try(decode(payload)) end as json) as json, "
+        if "payload" in wanted
         else ""
     )
     more = "properties, " if "properties" in wanted else ""
@@ -141,7 +141,7 @@ def _batches(path: Path, columns: Sequence[str], check: bool) -> Iterator[Any]:
     for folder in parts(path) if not is_journal(path) else [path]:
         with Journal(folder, mode="read") as journal:
             batches = journal.batches(columns=columns, check=check)
-            yield from batches if "data" not in columns else _decoded(journal, batches)
+            yield from batches if "payload" not in columns else _decoded(journal, batches)
 
 
 def _decoded(journal: Journal, batches: Iterator[Any]) -> Iterator[Any]:
@@ -162,7 +162,7 @@ def _decoded(journal: Journal, batches: Iterator[Any]) -> Iterator[Any]:
         texts: list[str | None] = [None] * len(batch)
         packed = [False] * len(batch)
         if known:
-            rows = zip(*(batch.column(name).to_pylist() for name in ("topic", "position", "data")), strict=True)
+            rows = zip(*(batch.column(name).to_pylist() for name in ("topic", "position", "payload")), strict=True)
             for at, (topic, position, data) in enumerate(rows):
                 columns = known.get(topic)
                 packed[at] = topic in known

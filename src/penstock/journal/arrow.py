@@ -24,13 +24,13 @@ TYPES: Final[dict[str, Any]] = {
     "timestamp": pyarrow.timestamp("us", "UTC"),
     "topic": pyarrow.string(),
     "size": pyarrow.int64(),
-    "data": pyarrow.binary(),
+    "payload": pyarrow.binary(),
     "message_id": pyarrow.string(),
     "key": pyarrow.string(),
     "properties": pyarrow.map_(pyarrow.string(), pyarrow.string()),
 }
-DEFAULT: Final = ("position", "topic", "ordinal", "timestamp_ns", "data")
-_SOURCES: Final = {"timestamp": "timestamp_ns", "data": "payload"}  # the reader's name for a column, where it differs
+DEFAULT: Final = ("position", "topic", "ordinal", "timestamp_ns", "payload")
+_SOURCES: Final = {"timestamp": "timestamp_ns"}  # the reader's name for a column, where it differs
 
 Found = tuple[dict[str, Any], Sequence[str], int, int]
 Read = Callable[[int, int, int, int, Any, frozenset[str]], Found]

@@ -26,7 +26,7 @@ class Entry:
     """One message to be stored."""
 
     topic: str
-    data: Any  # a buffer
+    payload: Any  # a buffer
     properties: Mapping[str, str] | None = None
     message_id: str | None = None
     key: str | None = None
@@ -78,7 +78,7 @@ class Transaction:
         key = layout.encode_text("key", entry.key)
         properties = layout.encode_properties(entry.properties)
         time_ns = layout.TIME_NOW if entry.timestamp_ns is None else entry.timestamp_ns
-        self._messages.append((number, entry.data, properties, identity, key, time_ns))
+        self._messages.append((number, entry.payload, properties, identity, key, time_ns))
 
     def state(self, kind: int, data: Buffer, *, internal: bool = False) -> None:
         """Add a state record."""

@@ -336,7 +336,7 @@ class Recorder:
             source.ahead = source.ahead or max(times) > time.time_ns()
             count += len(entries)
             if armed:
-                sized = ((e.timestamp_ns or 0, len(memoryview(e.data)), (source, e)) for e in entries)
+                sized = ((e.timestamp_ns or 0, len(memoryview(e.payload)), (source, e)) for e in entries)
                 self._merge.add(source.lane, sized)
             else:
                 self._hold(source, entries)
@@ -426,9 +426,9 @@ class Recorder:
             self._tell_loss(source, tape, count, describe(error))
 
     def _commit(self, tape: Tape, pairs: Sequence[Pair]) -> None:
-        tape.commit([entry for _, entry in pairs], sum(len(memoryview(entry.data)) for _, entry in pairs))
+        tape.commit([entry for _, entry in pairs], sum(len(memoryview(entry.payload)) for _, entry in pairs))
         for source, found in _by_source(pairs).items():
-            size = sum(len(memoryview(entry.data)) for entry in found)
+            size = sum(len(memoryview(entry.payload)) for entry in found)
             source.messages += len(found)
             source.bytes += size
             for field_, number in (("matched", len(found)), ("delivered", len(found)), ("bytes", size)):
@@ -444,12 +444,12 @@ class Recorder:
         now = time.monotonic()  # a message's own time is no measure: its publisher may give it any
         for entry in entries:
             source.waiting.append((now, entry))
-            source.waiting_bytes += len(memoryview(entry.data))
+            source.waiting_bytes += len(memoryview(entry.payload))
         self._give_back(len(entries))  # they count when they are stored
         oldest = now - self.plan.pre_buffer_s
         limit = PRE_BUFFER_BYTES // max(1, len(self.sources))
         while source.waiting and (source.waiting[0][0] < oldest or source.waiting_bytes > limit):
-            source.waiting_bytes -= len(memoryview(source.waiting.popleft()[1].data))
+            source.waiting_bytes -= len(memoryview(source.waiting.popleft()[1].payload))
 
     def _note_losses(self, source: Source, tape: Tape) -> None:
         dropped = dict(source.subscriber.ledger.dropped)
@@ -494,7 +494,7 @@ def _by_source(pairs: Sequence[Pair]) -> dict[Source, list[Entry]]:
 def _owned(pair: Pair) -> Pair:
     """A copy of what may lie in a channel's own memory."""
     source, entry = pair
-    return source, dataclasses.replace(entry, data=bytes(entry.data))
+    return source, dataclasses.replace(entry, payload=bytes(entry.payload))
 
 
 def _not_reached_yet(source: Source) -> str:

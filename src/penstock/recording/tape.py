@@ -80,10 +80,10 @@ class Tape:
         most_bytes = min(most_bytes, self.plan.split_bytes or most_bytes)
         begin = size = 0
         for at, entry in enumerate(entries):
-            if at - begin >= MOST or (size and size + len(memoryview(entry.data)) > most_bytes):
+            if at - begin >= MOST or (size and size + len(memoryview(entry.payload)) > most_bytes):
                 yield entries[begin:at]
                 begin, size = at, 0
-            size += len(memoryview(entry.data))
+            size += len(memoryview(entry.payload))
         if entries:
             yield entries[begin:]
 

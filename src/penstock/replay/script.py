@@ -116,5 +116,5 @@ def store_inputs(directory: Path, script: Script, inputs: Sequence[Input], span_
         for one in piece:
             tape.describe(one.message.channel or "", [] if one.schema is None else [one.schema.text])
         for commit in tape.pieces(entries):
-            tape.commit(commit, sum(len(entry.data) for entry in commit))
+            tape.commit(commit, sum(len(entry.payload) for entry in commit))
     tape.end({})

@@ -116,7 +116,7 @@ class Requests(ABC):
     # --- queues
 
     def queue(self, name: str, *, create: bool = False, drop_waiting: bool = False, **options: Any) -> Any:
-        """Create a queue or change its options: topics, ack_timeout_s, max_deliveries, ttl_s, exclusive, dead_letter.
+        """Create a queue or change its options: topics, ack_timeout_s, max_tries, ttl_s, exclusive, dead_letter.
 
         Other topics are refused while messages of the old ones wait, unless with ``drop_waiting``.
         """
@@ -215,7 +215,7 @@ def queue_options(
     *,
     topics: Iterable[str] | str | None = None,
     ack_timeout_s: float | None = None,
-    max_deliveries: int | None = None,
+    max_tries: int | None = None,
     ttl_s: float | None = None,
     exclusive: bool | None = None,
     temporary: bool | None = None,
@@ -233,8 +233,8 @@ def queue_options(
         found.append(f"ack_timeout_ms={milliseconds(ack_timeout_s, 'ack_timeout_s')}")
     if ttl_s is not None:
         found.append(f"ttl_ms={milliseconds(ttl_s, 'ttl_s')}")
-    if max_deliveries is not None:
-        found.append(f"max_deliveries={non_negative_int(max_deliveries, 'max_deliveries')}")
+    if max_tries is not None:
+        found.append(f"max_tries={non_negative_int(max_tries, 'max_tries')}")
     if exclusive is not None:
         found.append(f"exclusive={_flag(exclusive, 'exclusive')}")
     if temporary is not None:
