@@ -423,7 +423,10 @@ class SystemClock(_Heap):
                 except BaseException:  # SystemExit too: one function must not stop the clock for all others
                     logger.exception("a function that the clock of a bus called raised")
             else:
-                self._wake.wait(None if when is None else max(0.0, when - machine.monotonic()))
+                # A timer may be due later than a thread can wait, even never (inf): it is looked at again in between.
+                self._wake.wait(
+                    None if when is None else min(max(0.0, when - machine.monotonic()), threading.TIMEOUT_MAX)
+                )
 
 
 _system: SystemClock | None = None

@@ -209,6 +209,17 @@ def test_a_timer_is_due_at_a_number() -> None:
             one.call_at(math.nan, print)
 
 
+@pytest.mark.parametrize("far_s", [math.inf, 1e300, threading.TIMEOUT_MAX * 2])
+def test_a_timer_due_later_than_a_thread_can_wait_stops_no_other_timer(far_s: float) -> None:
+    system, fired, far = SystemClock(), threading.Event(), threading.Event()
+    late = system.call_at(far_s, far.set)  # the clock's thread waits for this one
+    for _ in range(3):
+        system.call_at(system.now() + 0.01, fired.set)
+        assert fired.wait(30.0)
+        fired.clear()
+    assert late.cancel() and not far.is_set()
+
+
 def test_sleep_waits_by_the_clock_in_use() -> None:
     began = time.monotonic()
     clock.sleep(0.01)
