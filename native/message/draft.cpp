@@ -219,7 +219,6 @@ PyObject *draft_cancel(PyObject *self, PyObject *) {
 
 PyObject *draft_write(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     Draft *draft = as_draft(self);
-    if (!check_open(draft)) return nullptr;
     if (count < 1 || count > 2) return PyErr_Format(PyExc_TypeError, "write() takes data and an offset");
     Py_ssize_t offset = 0;
     if (count == 2) {
@@ -228,6 +227,10 @@ PyObject *draft_write(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
     }
     Py_buffer data;
     if (PyObject_GetBuffer(arguments[0], &data, PyBUF_CONTIG_RO) != 0) return nullptr;
+    if (!check_open(draft)) {  // after everything that runs other code, which may have closed the publisher
+        PyBuffer_Release(&data);
+        return nullptr;
+    }
     Py_ssize_t room = static_cast<Py_ssize_t>(draft->size);
     if (offset < 0 || offset > room || data.len > room - offset) {
         raise_error("InvalidArgument", "%zd bytes at offset %zd do not fit the %zd bytes reserved", data.len, offset,

@@ -336,14 +336,15 @@ void bind_shm(nb::module_ &module) {
     module.def("described_type", [](const std::string &name) { return readable_text(shm::described_type(name)); });
     module.def("deaths", &deaths);
     module.def("clean", [] {
-        std::vector<std::string> removed;
+        shm::Cleaned cleaned;
         {
             GilReleased released;
-            removed = shm::clean_channels();
+            cleaned = shm::clean_channels();
         }
-        nb::list names;
-        for (const std::string &name : removed) names.append(readable_text(name));
-        return names;
+        nb::list removed, recovered;
+        for (const std::string &name : cleaned.removed) removed.append(readable_text(name));
+        for (const std::string &name : cleaned.recovered) recovered.append(readable_text(name));
+        return nb::make_tuple(removed, recovered);
     });
     module.def("fork_generation", &fork_generation);
     if (!shm::publisher_ready(module.ptr()) || !shm::subscriber_ready(module.ptr())) throw nb::python_error();

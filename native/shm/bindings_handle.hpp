@@ -45,7 +45,8 @@ auto run_inside(Object *self, Function &&function) {
     return function();
 }
 
-// The handle if it may be used, else null with an error set.
+// The handle if it may be used, else null with an error set. Asked after everything that runs other Python code (the
+// conversion of an argument, an iterable, a warning, a signal's function), which may have closed it.
 template <typename Object>
 auto usable(Object *self) -> decltype(self->handle) {
     auto *handle = self->handle;
@@ -86,6 +87,7 @@ template <typename Object, typename Function>
 bool wait_with(Object *self, Woken &woken, Function &&function) {
     for (;;) {
         if (PyErr_CheckSignals() != 0) return false;  // before each sleep: a signal that came earlier interrupts none
+        if (!usable(self)) return false;
         try {
             woken = run_without_gil(self, function);
         } catch (...) {
@@ -110,9 +112,10 @@ PyObject *wait_method(PyObject *object, PyObject *arguments, PyObject *names) {
     if (!PyArg_ParseTupleAndKeywords(arguments, names, "|OO", const_cast<char **>(keywords), &timeout, &extra) ||
         !read_timeout(timeout, deadline))
         return nullptr;
-    auto *handle = usable(self);
     int descriptor = extra == Py_None ? -1 : PyObject_AsFileDescriptor(extra);
-    if (!handle || PyErr_Occurred()) return nullptr;
+    if (PyErr_Occurred()) return nullptr;
+    auto *handle = usable(self);
+    if (!handle) return nullptr;
     Woken woken = Woken::timeout;
     try {
         if (descriptor >= 0) handle->member.bells.own();
@@ -230,16 +233,15 @@ PyObject *agree_on_schema_method(PyObject *object, PyObject *arguments) {
     const char *name = PyUnicode_AsUTF8AndSize(words[0], &name_size);
     const char *text = name ? PyUnicode_AsUTF8AndSize(words[1], &text_size) : nullptr;
     if (!text) return nullptr;
-    auto *handle = usable(self);
+    Py_ssize_t old_size = 0;
+    const char *old_text = replaced == Py_None ? "" : PyUnicode_AsUTF8AndSize(replaced, &old_size);
+    auto *handle = old_text ? usable(self) : nullptr;
     if (!handle) return nullptr;
     if (std::uint64_t(text_size) > max_schema_bytes || std::size_t(name_size) >= sizeof(Header::type) || (name_size && !text_size))
         return raise_error("InvalidArgument", "%s: a schema has a name of at most %zu bytes and 1 to %llu bytes of text",
                            handle->member.describe().c_str(), sizeof(Header::type) - 1,
                            static_cast<unsigned long long>(max_schema_bytes));
     std::string given(name, std::size_t(name_size)), described(text, std::size_t(text_size));
-    Py_ssize_t old_size = 0;
-    const char *old_text = replaced == Py_None ? "" : PyUnicode_AsUTF8AndSize(replaced, &old_size);
-    if (!old_text) return nullptr;
     std::string old(old_text, std::size_t(old_size));
     try {
         auto [there, known] = run_without_gil(

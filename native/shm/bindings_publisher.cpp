@@ -68,10 +68,10 @@ PyObject *publisher_fileno(PyObject *object, PyObject *) {
 }
 
 PyObject *publisher_do_grow(PyObject *object, PyObject *argument) {
-    Publisher *handle = usable(as_publisher(object));
-    if (!handle) return nullptr;
     long long size = PyLong_AsLongLong(argument);
     if (size == -1 && PyErr_Occurred()) return nullptr;
+    Publisher *handle = usable(as_publisher(object));
+    if (!handle) return nullptr;
     if (size < 0) return raise_error("InvalidArgument", "a slot cannot have %lld bytes", size);
     try {
         run_without_gil(as_publisher(object), [&] { handle->grow(std::uint64_t(size)); return 0; });
@@ -83,10 +83,10 @@ PyObject *publisher_do_grow(PyObject *object, PyObject *argument) {
 }
 
 PyObject *publisher_grown_size(PyObject *object, PyObject *argument) {
-    Publisher *handle = usable(as_publisher(object));
-    if (!handle) return nullptr;
     long long size = PyLong_AsLongLong(argument);
     if (size == -1 && PyErr_Occurred()) return nullptr;
+    Publisher *handle = usable(as_publisher(object));
+    if (!handle) return nullptr;
     return PyLong_FromUnsignedLongLong(Membership::grown_size(handle->slot_size(), std::uint64_t(size)));
 }
 
@@ -160,12 +160,14 @@ PyObject *publisher_new(PyTypeObject *type, PyObject *, PyObject *) {
     new (&self->lender) Lender;
     self->lender.publisher = self;
     self->lender.lent_generation = fork_generation();
+    self->copies = new Copies;
     return object;
 }
 
 void publisher_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     destroy_handle(as_publisher(object));
+    delete as_publisher(object)->copies;
     type->tp_free(object);
     Py_DECREF(type);
 }

@@ -54,7 +54,7 @@ bool wait_at_limit(SubscriberObject *self, Subscriber *handle, std::int64_t dead
     std::int64_t patience = self->limit_since_ns + limit_patience_ns;
     auto tell = [&] {
         self->limit_told = true;
-        return PyErr_WarnEx(PyExc_RuntimeWarning, handle->why_limit().c_str(), 1) == 0;
+        return PyErr_WarnEx(PyExc_RuntimeWarning, handle->why_limit().c_str(), 1) == 0 && usable(self);
     };
     if (deadline == 0) {  // an event loop waits for the descriptor and checks now and then
         if (!self->watched) return true;
@@ -69,13 +69,13 @@ bool wait_at_limit(SubscriberObject *self, Subscriber *handle, std::int64_t dead
 }
 
 PyObject *read_with(SubscriberObject *self, PyObject *timeout, Found (Subscriber::*function)(View &)) {
-    Subscriber *handle = usable(self);
-    if (!handle) return nullptr;
     std::int64_t deadline = -2;
     // Parsed only when it is needed or may be invalid: a valid plain float costs one comparison.
     if (timeout && timeout != Py_None && !(PyFloat_CheckExact(timeout) && PyFloat_AS_DOUBLE(timeout) >= 0) &&
         !read_timeout(timeout, deadline))
         return nullptr;
+    Subscriber *handle = usable(self);
+    if (!handle) return nullptr;
     Pending &pending = *self->pending;
     View view;
     try {
@@ -147,6 +147,21 @@ Found gather(SubscriberObject *self, Subscriber *handle, std::size_t most, std::
     return found;
 }
 
+// What was read, as a batch; a function that is told of drops may raise, and then the next read has it.
+PyObject *batch_of(SubscriberObject *self, Subscriber *handle, std::vector<Envelope> entries, PyObject *object) {
+    if (!entries.empty()) {
+        self->streak += std::uint32_t(entries.size());
+        self->limit_since_ns = 0;
+        handle->counters->note_read();
+    }
+    handle->tell_publishers();
+    if (!tell_dropped(self)) {
+        self->pending->messages.insert(self->pending->messages.begin(), entries.begin(), entries.end());
+        return nullptr;
+    }
+    return batch_new(std::move(entries), &self->holder, self->channel, object);
+}
+
 }  // namespace
 
 PyObject *subscriber_read(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
@@ -187,9 +202,6 @@ PyObject *subscriber_read_many(PyObject *object, PyObject *arguments, PyObject *
                 gather(self, handle, room, entries);
             }
             if (!entries.empty()) {
-                self->streak += std::uint32_t(entries.size());
-                self->limit_since_ns = 0;
-                handle->counters->note_read();
                 break;
             }
             Woken woken = Woken::timeout;
@@ -206,21 +218,34 @@ PyObject *subscriber_read_many(PyObject *object, PyObject *arguments, PyObject *
         return raise_current();
     }
     self->busy = !waited;
-    handle->tell_publishers();
-    if (!tell_dropped(self)) {
-        self->pending->messages.insert(self->pending->messages.begin(), entries.begin(), entries.end());
-        return nullptr;
+    return batch_of(self, handle, std::move(entries), object);
+}
+
+// Every message that is there, as many as may be held, as a batch.
+PyObject *subscriber_read_all(PyObject *object, PyObject *) {
+    SubscriberObject *self = as_subscriber(object);
+    Subscriber *handle = usable(self);
+    if (!handle) return nullptr;
+    std::vector<Envelope> entries;
+    try {
+        Found found;
+        do found = gather(self, handle, std::numeric_limits<std::size_t>::max(), entries);
+        while (entries.empty() && found == Found::nothing && !nothing_now(self, handle));
+        Woken woken;
+        if (entries.empty() && found == Found::limit && !wait_at_limit(self, handle, 0, woken)) return nullptr;
+    } catch (...) {
+        return raise_current();
     }
-    return batch_new(std::move(entries), &self->holder, self->channel, object);
+    return batch_of(self, handle, std::move(entries), object);
 }
 
 PyObject *subscriber_find(PyObject *object, PyObject *argument) {
     SubscriberObject *self = as_subscriber(object);
-    Subscriber *handle = usable(self);
-    if (!handle) return nullptr;
     int overflow = 0;
     long long timestamp = PyLong_AsLongLongAndOverflow(argument, &overflow);
     if (timestamp == -1 && PyErr_Occurred()) return nullptr;
+    Subscriber *handle = usable(self);
+    if (!handle) return nullptr;
     if (overflow > 0) Py_RETURN_NONE;  // no message can be that late
     if (overflow < 0) timestamp = std::numeric_limits<long long>::min();
     View view;

@@ -67,10 +67,10 @@ PyObject *subscriber_end(PyObject *object, PyObject *) {
 
 PyObject *subscriber_passed(PyObject *object, PyObject *argument) {
     SubscriberObject *self = as_subscriber(object);
-    Subscriber *handle = usable(self);
-    if (!handle) return nullptr;
     std::uint64_t end = PyLong_AsUnsignedLongLong(argument);
     if (PyErr_Occurred()) return nullptr;
+    Subscriber *handle = usable(self);
+    if (!handle) return nullptr;
     return PyBool_FromLong(!self->pending->any() && handle->reader.cursor >= end);
 }
 
@@ -164,6 +164,7 @@ PyMethodDef methods[] = {
      "read_newest(timeout=None)\n--\n\nThe newest message; those before it are passed by."},
     {"read_many", method(subscriber_read_many), METH_VARARGS | METH_KEYWORDS,
      "read_many(most=1024, timeout=None)\n--\n\nUp to so many messages that are there, as a batch."},
+    {"_read_all", subscriber_read_all, METH_NOARGS, nullptr},
     {"find", subscriber_find, METH_O,
      "find(timestamp_ns, /)\n--\n\nThe first message still in the channel at or after that time, or None."},
     {"wait", method(subscriber_wait), METH_VARARGS | METH_KEYWORDS,

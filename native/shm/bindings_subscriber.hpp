@@ -46,6 +46,7 @@ inline SubscriberObject *as_subscriber(PyObject *self) { return reinterpret_cast
 PyObject *subscriber_read(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names);
 PyObject *subscriber_read_newest(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names);
 PyObject *subscriber_read_many(PyObject *object, PyObject *arguments, PyObject *names);
+PyObject *subscriber_read_all(PyObject *object, PyObject *);
 PyObject *subscriber_find(PyObject *object, PyObject *argument);
 PyObject *subscriber_again(PyObject *object, PyObject *arguments);
 PyObject *subscriber_place_of(PyObject *object, PyObject *argument);

@@ -77,21 +77,24 @@ Look look_at(const std::string &file_name, bool writable) {
     return look;
 }
 
-bool any_alive(const Channel &channel) {
+// Whether the channel has a member that is alive, or with `alive` false one that is dead.
+bool has_member(const Channel &channel, bool alive) {
     std::map<std::uint64_t, bool> known;
-    auto lives = [&](const Member &member) {
+    auto found_in = [&](const Member &member) {
         if (!member.taken.load()) return false;
         std::uint64_t token = member.process.load();
         auto found = known.find(token);
         if (found == known.end()) found = known.emplace(token, process_alive(token)).first;
-        return found->second;
+        return found->second == alive;
     };
     for (std::uint32_t i = 0; i < channel.publisher_capacity; ++i)
-        if (lives(channel.publishers[i])) return true;
+        if (found_in(channel.publishers[i])) return true;
     for (std::uint32_t i = 0; i < channel.subscriber_capacity; ++i)
-        if (lives(channel.subscribers[i])) return true;
+        if (found_in(channel.subscribers[i])) return true;
     return false;
 }
+
+bool any_alive(const Channel &channel) { return has_member(channel, true); }
 
 // The 16 hexadecimal digits in NAME.kind.NONCE..., or empty.
 std::string nonce_in(const std::string &name) {
@@ -289,11 +292,12 @@ std::string multiplexer_of(const std::string &encoded, std::uint64_t own_nonce) 
     return "";
 }
 
-std::vector<std::string> clean_channels() {
-    std::vector<std::string> removed;
+Cleaned clean_channels() {
+    Cleaned cleaned;
     // List files before channels: a file whose channel is missing now had one when it was created, and that is gone.
     std::vector<std::string> files = names_in_directory();
     std::set<std::string> nonces, kept;
+    std::vector<std::string> with_dead;
     for (const std::string &file_name : names_in_directory()) {
         if (!is_control(file_name)) continue;
         std::string encoded = file_name.substr(0, file_name.size() - std::strlen(suffix));
@@ -313,11 +317,16 @@ std::vector<std::string> clean_channels() {
         if (dead) {
             note_deaths_in(encoded, look.channel);
             remove_file(file_name);
-            removed.push_back(decode_name(encoded));
+            cleaned.removed.push_back(decode_name(encoded));
         } else {
             nonces.insert(hexadecimal(look.channel.header->nonce));
+            if (has_member(look.channel, false)) with_dead.push_back(encoded);
         }
     }
+    for (const std::string &encoded : with_dead) try {
+            if (Membership::recover_without_joining(encoded)) cleaned.recovered.push_back(decode_name(encoded));
+        } catch (const Error &) {  // its tables are damaged: its own members say so
+        }
     for (const std::string &file : files) {
         std::string nonce = nonce_in(file);
         if (file[0] != '%' || nonce.empty() || nonces.count(nonce) || kept.count(file.substr(0, file.find('.')))) continue;
@@ -326,7 +335,7 @@ std::vector<std::string> clean_channels() {
         if (status.st_uid == geteuid() || geteuid() == 0) remove_file(file);
     }
     counters_sweep();
-    return removed;
+    return cleaned;
 }
 
 }  // namespace penstock::shm

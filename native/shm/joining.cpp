@@ -31,9 +31,11 @@ void Membership::check_header() const {
 void Membership::check_name() const {
     if (!options.mux.empty() && is_channel_in_use(encode_name(options.name)))
         throw Error(Fault::refused, describe() + ": '" + options.name + "' is an ordinary channel already");
-    std::string mux = multiplexer_of(encode_name(options.name), nonce_);
-    if (!mux.empty())
-        throw Error(Fault::refused, describe() + ": '" + options.name + "' is a virtual channel on '" + mux + "' already");
+    for (const std::string &name : {options.name, options.mux}) {
+        std::string mux = name.empty() ? "" : multiplexer_of(encode_name(name), nonce_);
+        if (!mux.empty())
+            throw Error(Fault::refused, describe() + ": '" + name + "' is a virtual channel on '" + mux + "' already");
+    }
 }
 
 std::string Membership::virtual_name(const std::string &name) const {

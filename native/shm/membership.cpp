@@ -21,6 +21,14 @@ std::uint32_t capacity_for(std::uint32_t most) {
     return std::uint32_t(round_up(std::max(most, default_capacity), 64));
 }
 
+// Of one who looks after a channel without being a member of it, whoever made it.
+Options visiting(const std::string &encoded) {
+    Options options;
+    options.name = decode_name(encoded);
+    options.access.shared = true;
+    return options;
+}
+
 // Once per process: removes what earlier crashes left, in any channel.
 void sweep_once() {
     static std::atomic<std::uint32_t> swept{0};
@@ -67,6 +75,9 @@ Membership::Membership(bool publisher, const Options &given) : options(given), i
     throw Error(Fault::state, describe() + " keeps vanishing while it is joined");
 }
 
+Membership::Membership(const std::string &encoded)
+    : options(visiting(encoded)), is_publisher(false), encoded_(encoded), generation_(fork_generation()) {}
+
 Membership::~Membership() { leave(); }
 
 std::string Membership::describe() const {
@@ -107,6 +118,25 @@ bool Membership::end_life() {
     return true;
 }
 
+// Under the file lock.
+void Membership::attach_control(File file) {
+    std::uint64_t size = file_size(file);
+    control_file_ = std::move(file);
+    if (size < sizeof(Header))
+        throw Error(Fault::corruption, describe() + ": " + shared_directory_path() + "/" + encoded_ + ".channel holds " +
+                                           std::to_string(size) + " bytes and is no channel; remove it");
+    control_ = Mapping(control_file_.get(), size, true);
+    channel = Channel();
+    channel.header = reinterpret_cast<Header *>(control_.data());
+    check_header();
+    // From here on only these copies are used, whatever happens to the header.
+    channel.attach_control(control_.data(), channel.header->publisher_capacity, channel.header->subscriber_capacity);
+    nonce_ = channel.header->nonce;
+    segments_.clear();
+    vchans_memory_ = Mapping();
+    tables_memory_ = Mapping();
+}
+
 bool Membership::try_join() {
     std::string name = encoded_ + ".channel";
     File file = open_file(name, options.access, true);
@@ -128,21 +158,7 @@ bool Membership::try_join() {
     }
     FileLock lock(file, describe());
     if (!has_name(file)) return false;
-    std::uint64_t size = file_size(file);
-    control_file_ = std::move(file);
-    if (size < sizeof(Header))
-        throw Error(Fault::corruption, describe() + ": " + shared_directory_path() + "/" + name + " holds " +
-                                           std::to_string(size) + " bytes and is no channel; remove it");
-    control_ = Mapping(control_file_.get(), size, true);
-    channel = Channel();
-    channel.header = reinterpret_cast<Header *>(control_.data());
-    check_header();
-    // From here on only these copies are used, whatever happens to the header.
-    channel.attach_control(control_.data(), channel.header->publisher_capacity, channel.header->subscriber_capacity);
-    nonce_ = channel.header->nonce;
-    segments_.clear();
-    vchans_memory_ = Mapping();
-    tables_memory_ = Mapping();
+    attach_control(std::move(file));
     PENSTOCK_STEP("join.after_lock");
     if (end_life()) return false;  // all have left, but could not remove it
     if (channel.header->ready.load()) attach_tables(true);
@@ -211,6 +227,17 @@ bool Membership::recover() {
     if (!belongs_here() || !joined_) return false;
     FileLock lock(control_file_, describe(), false);
     return lock.held() && recover_locked();
+}
+
+// Sleeping members are not woken: they look again by themselves (look_again_ns).
+bool Membership::recover_without_joining(const std::string &encoded) {
+    Membership visitor(encoded);
+    File file = open_file(encoded + ".channel", visitor.options.access, true);
+    if (!file) return false;
+    FileLock lock(file, visitor.describe(), false);
+    if (!lock.held() || !has_name(file)) return false;
+    visitor.attach_control(std::move(file));
+    return visitor.recover_locked();
 }
 
 bool Membership::recover_locked() {

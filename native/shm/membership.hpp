@@ -97,6 +97,8 @@ class Membership {
 
     // Recovers what dead members left; true if there were any. Does nothing while another member is doing it.
     bool recover();
+    // The same for the channel with that file name, by one who is no member of it.
+    static bool recover_without_joining(const std::string &encoded);
     // `somebody_looks`: messages or arrays still refer to its memory, which then stays mapped.
     void leave(bool somebody_looks = false) noexcept;
     void unmap() noexcept;
@@ -129,6 +131,8 @@ class Membership {
         std::uint64_t slot_size = 0;
     };
 
+    explicit Membership(const std::string &encoded);  // of no channel yet
+    void attach_control(File file);
     bool try_join();
     static void begin_life(std::uint8_t *memory, std::uint64_t size);
     bool end_life();
@@ -206,7 +210,11 @@ std::string multiplexer_of(const std::string &encoded, std::uint64_t own_nonce);
 // Records every dead member of every channel (deaths.hpp); recovers nothing.
 void look_for_deaths();
 
-// Removes what dead processes left: channels without a live member, stray files, liveness files. Returns the names.
-std::vector<std::string> clean_channels();
+// Removes what dead processes left: channels without a live member, stray files, liveness files; and, in the channels
+// of others, what their dead members held.
+struct Cleaned {
+    std::vector<std::string> removed, recovered;  // names of channels
+};
+Cleaned clean_channels();
 
 }  // namespace penstock::shm

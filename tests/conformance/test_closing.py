@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -132,6 +133,57 @@ def test_closing_while_a_thread_reads(reach: Reach, method: str) -> None:
         ended = _close_in_the_midst(subscriber, READING[method], round_)
         assert isinstance(ended, penstock.ClosedError), repr(ended)
         assert subscriber.closed and subscriber.ledger.balanced
+
+
+class _Closes:
+    """A number that closes the handle when it is converted, as a finaliser or another thread may do at that moment."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    def __index__(self) -> int:
+        self.handle.close()
+        return 1
+
+    def __float__(self) -> float:
+        return float(self.__index__())
+
+
+def _closing_items(publisher: penstock.Publisher) -> Iterator[bytes]:
+    yield b"abc"
+    publisher.close()
+    yield b"def"
+
+
+def test_an_iterable_that_closes_its_publisher(reach: Reach) -> None:
+    publisher = reach.publisher(**reach.lossless()[0])
+    with pytest.raises(penstock.ClosedError):
+        publisher.publish_many(_closing_items(publisher))
+    assert publisher.closed and publisher.ledger.balanced
+
+
+CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "reserve": lambda publisher: publisher.reserve(_Closes(publisher)),
+    "wait_ready": lambda publisher: publisher.wait_ready(_Closes(publisher), 0),
+    "wait_ready, timeout": lambda publisher: publisher.wait_ready(1, _Closes(publisher)),
+    "read": lambda subscriber: subscriber.read(_Closes(subscriber)),
+    "read_many": lambda subscriber: subscriber.read_many(_Closes(subscriber), 0),
+    "read_many, timeout": lambda subscriber: subscriber.read_many(1, _Closes(subscriber)),
+    "wait": lambda subscriber: subscriber.wait(_Closes(subscriber)),
+}
+
+
+@pytest.mark.parametrize("method", CONVERTED)
+def test_an_argument_that_closes_its_handle(reach: Reach, method: str) -> None:
+    """Refused, or the method ends as it does on a closed handle: nothing is used after it was given back."""
+    publisher, subscriber = reach.pair()
+    handle: Any = publisher if method.startswith(("reserve", "wait_ready")) else subscriber
+    with contextlib.suppress(penstock.ClosedError, TypeError, penstock.InvalidArgument):
+        CONVERTED[method](handle)
+    handle.close()
+    with pytest.raises(penstock.ClosedError):
+        (READING | PUBLISHING)[method.partition(",")[0]](handle)
+    assert handle.closed and handle.ledger.balanced
 
 
 @pytest.mark.needs("block")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,29 +24,37 @@ def overwrite(kind: str, old: bytes, new: bytes) -> None:
         file.write(new)
 
 
-def read_all(subscriber: shm.Subscriber) -> list[bytes | str]:
-    """In batches; where one raises, its name."""
+def read_in(subscriber: shm.Subscriber, way: str) -> list[bytes | str]:
+    """What is there, by one way to read; where that raises, the word damaged."""
     got: list[bytes | str] = []
-    while True:
+    subscriber.on_message(lambda message: got.append(bytes(message)))
+    ways: dict[str, Callable[[], object]] = {
+        "read": lambda: [got.append(bytes(message)) for message in iter(lambda: subscriber.read(0), None)],
+        "read_many": lambda: [got.append(bytes(message)) for message in subscriber.read_many(64, 0)],
+        "read_all": lambda: [got.append(bytes(message)) for message in subscriber.read_all()],
+        "process_all": subscriber.process_all,
+    }
+    while subscriber.wait(0):
         try:
-            batch = [bytes(message) for message in subscriber.read_many(64, 0)]
+            ways[way]()
         except penstock.CorruptionError:
             got.append("damaged")
-            continue
-        if not batch:
-            return got
-        got += batch
+    return got
 
 
+WAYS = ["read", "read_many", "read_all", "process_all"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("bad", [0, 4, 9])
-def test_a_damaged_message_costs_one(name: str, bad: int) -> None:
+def test_a_damaged_message_costs_one(name: str, bad: int, way: str) -> None:
     with shm.Publisher(name, slots=64, checksum=True) as publisher, shm.Subscriber(name) as subscriber:
         publisher.publish_many([b"message %d" % i for i in range(10)])
         overwrite("payload", b"message %d" % bad, b"m")
         overwrite("payload", b"message %d" % bad, b"M")
         expected: list[bytes | str] = [b"message %d" % i for i in range(10)]
         expected[bad] = "damaged"
-        assert read_all(subscriber) == expected
+        assert read_in(subscriber, way) == expected
         ledger = subscriber.ledger
         assert ledger.delivered == 9 and ledger.dropped == {"error": 1} and ledger.balanced
         assert subscriber.held == 0 and subscriber.checksum_errors == 1
@@ -93,7 +102,7 @@ def test_a_function_that_raises_loses_nothing(name: str) -> None:
         publisher.publish_many([b"%d" % i for i in range(20, 40)])
         with pytest.raises(RuntimeError, match="lost"):
             subscriber.read_many(64, 0)
-        got = read_all(subscriber)
+        got = read_in(subscriber, "read_many")
         assert got[-1] == b"39" and subscriber.ledger.balanced
         assert subscriber.ledger.delivered == len(got) + 1
 

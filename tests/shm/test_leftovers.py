@@ -66,6 +66,36 @@ def test_what_a_killed_process_leaves_is_swept_by_the_next(code: str, who: str) 
     assert not files(directory, "%2Fleft")
 
 
+HOLDS = """
+from penstock import shm
+subscriber = shm.Subscriber({name!r})
+held = [subscriber.receive({long}), subscriber.receive({long})]
+print('ready', flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("command", [False, True])
+def test_clean_frees_what_a_killed_process_held_where_others_go_on(name: str, command: bool) -> None:
+    with shm.Publisher(name, slots=8) as publisher:
+        publisher.publish_many([b"one", b"two"])
+        dead = start(HOLDS.format(name=name, long=LONG))
+        kill(dead)
+        (channel,) = (channel for channel in shm.channels() if channel.name == name)
+        assert [member.held for member in channel.subscribers] == [2] and channel.held_slots == 2
+        if command:
+            told = subprocess.run([sys.executable, "-m", "penstock", "shm", "clean"], capture_output=True, text=True, timeout=LONG)
+            assert told.returncode == 0 and name in told.stdout and "nothing" not in told.stdout
+        else:
+            assert shm.sweep() == ([], [name])
+        (channel,) = (channel for channel in shm.channels() if channel.name == name)
+        assert channel.subscribers == () and channel.held_slots == 0 and len(channel.publishers) == 1
+        assert shm.sweep() == ([], [])
+        with shm.Subscriber(name, history=False) as subscriber:
+            publisher.publish(b"goes on")
+            assert subscriber.receive(LONG) == b"goes on"
+
+
 @in_namespace
 def test_another_namespace_takes_nobody_for_dead(name: str) -> None:
     directory = Path(os.environ["PENSTOCK_SHM_DIR"])

@@ -284,3 +284,33 @@ def test_who_looks_from_outside_counts_no_loss_twice(name: str) -> None:
             assert ledger.balanced and ledger.lost == round_number * 100 - 8 == lost()
         assert sum(len(subscriber.read_many(100, 0)) for _ in range(8)) == 8
         assert subscriber.ledger == penstock.Ledger(matched=300, delivered=8, dropped={"overflow": 292}) and lost() == 292
+
+
+def test_threads_that_share_a_handle_wait_for_each_other_s_copies(name: str) -> None:
+    """A long copy is made without the GIL and has a slot reserved meanwhile; nobody has drafts."""
+    with shm.Publisher(name, slots=16, slot_size=1 << 20) as publisher:
+        failed: list[BaseException] = []
+
+        def publish(size: int, many: bool) -> None:
+            body = b"x" * size
+            try:
+                for _ in range(300):
+                    if many:
+                        assert publisher.publish_many([body] * 3) == 3
+                    else:
+                        assert publisher.publish(body)
+            except BaseException as error:
+                failed.append(error)
+
+        kinds = [(300_000, False), (300_000, True), (10, False), (10, True)]
+        threads = [threading.Thread(target=publish, args=kind) for kind in kinds]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG * 4)
+        assert not failed, failed[0]
+        assert publisher.ledger.matched == 300 * (1 + 3 + 1 + 3)
+        draft = publisher.reserve(10)
+        with pytest.raises(penstock.CapacityError):
+            publisher.publish(b"x" * 300_000)
+        draft.cancel()

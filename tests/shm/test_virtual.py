@@ -209,6 +209,8 @@ def test_one_name_is_one_channel(name: str, kind: Any) -> None:
             kind(name, mux=two)
         with pytest.raises(penstock.RefusedError, match=f"virtual channel on '{one}' already"):
             kind(name)
+        with pytest.raises(penstock.RefusedError, match=f"'{name}' is a virtual channel on '{one}' already"):
+            kind(f"{name}-of-it", mux=name)
     with shm.Subscriber(name):
         with pytest.raises(penstock.RefusedError, match="an ordinary channel already"):
             kind(name, mux=one)

@@ -545,7 +545,7 @@ int penstock_shm_channels(void (*function)(void *, const penstock_shm_channel *)
 }
 
 int penstock_shm_clean(void) {
-    return guarded([] { return int(clean_channels().size()); });
+    return guarded([] { return int(clean_channels().removed.size()); });
 }
 
 }  // extern "C"

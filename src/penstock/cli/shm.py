@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import exits, show
-from penstock.shm import Channel, channels
-from penstock.shm import clean as clean_channels
+from penstock.shm import Channel, channels, sweep
 
 app = typer.Typer(help="List and clean shared-memory channels.", no_args_is_help=True)
 
@@ -53,18 +52,20 @@ def clean(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.
 
     Example: [green]penstock shm clean[/]
     """
-    removed = clean_channels()
+    removed, recovered = sweep()
     if as_json:
-        show.print_json({"removed": removed})
+        show.print_json({"removed": removed, "recovered": recovered})
         return
     for name in removed:
         typer.echo(f"removed {name}")
+    for name in recovered:
+        typer.echo(f"freed what killed processes held in {name}")
     # Nobody can tell who uses a damaged one: its members stand in what is damaged.
     damaged = [channel for channel in channels() if channel.problem]
     for channel in damaged:
         advice = f"penstock why shm:{channel.name} says what to do"
         exits.told(f"left as it is: {channel.name} ({channel.problem}); {advice}")
-    if not removed and not damaged:
+    if not removed and not recovered and not damaged:
         typer.echo("nothing was left behind")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from penstock._core import Message
 from penstock._core.shm import MAX_VCHAN_ID
 from penstock.shm.deaths import DeadMember, Death, deaths
-from penstock.shm.directory import Channel, Member, channels, clean, include_directory, library_path
+from penstock.shm.directory import Channel, Member, Swept, channels, clean, include_directory, library_path, sweep
 from penstock.shm.open import open_publisher, open_subscriber, publisher, subscriber
 from penstock.shm.publisher import Publisher
 from penstock.shm.subscriber import Subscriber, WeakReference
@@ -26,6 +26,7 @@ __all__ = [
     "Message",
     "Publisher",
     "Subscriber",
+    "Swept",
     "WeakReference",
     "channels",
     "clean",
@@ -36,6 +37,7 @@ __all__ = [
     "open_subscriber",
     "publisher",
     "subscriber",
+    "sweep",
     "read_vchans",
     "write_vchans",
 ]

@@ -1,6 +1,6 @@
 """The channels of this machine, seen from outside: their members, the slots these hold, and what killed processes left.
 
-Any thread may call this. It joins no channel and changes nothing, except ``clean``.
+Any thread may call this. It joins no channel and changes nothing, except ``sweep`` and ``clean``.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock import _core
 from penstock._core import shm as native
@@ -99,9 +100,21 @@ def schemas(name: str) -> list[str]:
     return native.described_type(name).splitlines()
 
 
+class Swept(NamedTuple):
+    """The names of channels in which killed processes had left something."""
+
+    removed: list[str]  #: nobody is left there
+    recovered: list[str]  #: others go on there; what the killed ones held is free again
+
+
+def sweep() -> Swept:
+    """Remove what killed processes left behind, also in the channels that others go on using."""
+    return Swept(*native.clean())
+
+
 def clean() -> list[str]:
-    """Remove what killed processes left behind; gives the names of the channels removed."""
-    return native.clean()
+    """``sweep``; gives the names of the channels removed."""
+    return sweep().removed
 
 
 def include_directory() -> Path:

@@ -106,7 +106,7 @@ class Subscriber(native.Subscriber, channel.Subscriber):
 
     def read_all(self) -> list[Message]:
         """Every message that is there, as many as may be held."""
-        return list(iter(lambda: self.read(0), None))
+        return list(self._read_all())
 
     def _available_messages(self) -> Iterator[Message]:
         end = self._end()  # the ledger does not count what was there before this subscriber
