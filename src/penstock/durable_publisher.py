@@ -164,8 +164,12 @@ class Flow:
 
     # --- from memory to the disk
 
-    def wake(self) -> None:
-        """Something was staged."""
+    def wake(self, position: int) -> None:
+        """Something was staged, up to ``position``. ``ClosedError`` if a close came before its commit."""
+        if self._ending:
+            self._committer.join(CLOSE_S)
+            if self.writer.committed_position <= position:
+                raise ClosedError("this publisher was closed; what was published then is not stored")
         if not self._awake:
             self._awake = True
             self._staged.put(None)
@@ -354,11 +358,11 @@ class DurablePublisher(Publisher):
             flow.await_passed_on(ordinal)
         elif properties is None and timestamp_ns is None:
             ordinal = self._writer.stage(self._topic_id, data)
-            flow.wake()
+            flow.wake(ordinal)
         else:
             time_ns = TIME_NOW if timestamp_ns is None else timestamp_ns
             ordinal = self._writer.stage(self._topic_id, data, encode_properties(properties), b"", b"", time_ns)
-            flow.wake()
+            flow.wake(ordinal)
         return ordinal
 
     def publish_many(self, batch: Iterable[Buffer], *, timeout: float | None = None) -> int:
@@ -366,13 +370,14 @@ class DurablePublisher(Publisher):
         self._check_usable()
         check_timeout(timeout)
         items = batch if isinstance(batch, list | tuple) else list(batch)
+        self._check_usable()  # the iterable may have closed it, or taken so long that another thread has
         if self._wait:
             self.journal.append_many(self.topic, items)
             self._flow.committed.set()
             self._flow.await_passed_on(self._writer.committed_position - 1)
         elif items:
-            self._writer.stage_buffers(self._topic_id, items)
-            self._flow.wake()
+            _, last = self._writer.stage_buffers(self._topic_id, items)
+            self._flow.wake(last)
         return len(items)
 
     def forward(self, batch: Batch | Sequence[Message]) -> int:

@@ -166,6 +166,28 @@ def test_an_error_in_the_block_is_not_hidden_by_a_queue_that_nobody_reads() -> N
     assert bus.closed
 
 
+def test_close_delivers_what_was_published_before_the_thread_was_started() -> None:
+    scheduling, go = threading.Event(), threading.Event()
+
+    class Slow(Bus):
+        def _schedule(self) -> None:
+            scheduling.set()
+            assert go.wait(LONG)
+            super()._schedule()
+
+    got: list[bytes] = []
+    bus = Slow()
+    bus.on(1)(lambda message: got.append(bytes(message)))
+    publishing = threading.Thread(target=bus.publish, args=(b"first", 1))
+    publishing.start()
+    assert scheduling.wait(LONG)
+    bus.close()
+    assert got == [b"first"] and bus.ledger.delivered == 1 and bus.ledger.balanced
+    go.set()
+    publishing.join(LONG)
+    assert not publishing.is_alive() and got == [b"first"]
+
+
 def test_close_discards_where_asked() -> None:
     gate, entered = threading.Event(), threading.Event()
     bus = Bus()

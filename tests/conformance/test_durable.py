@@ -40,6 +40,34 @@ def test_the_past_and_then_the_live_flow(reach: Reach) -> None:
     assert subscriber.ledger.balanced and not subscriber.ledger.lost
 
 
+@pytest.mark.parametrize("method", ["publish", "publish_many", "an iterable"])
+def test_what_was_published_before_a_close_is_stored_and_nothing_else(reach: Reach, method: str) -> None:
+    """Another thread closes it: each call either stored its messages, or raised ClosedError and stored none."""
+    for round_ in range(6):
+        publisher = reach.publisher(durable=str(reach.directory / f"kept{round_}"))
+        closer = threading.Timer(0.002 * round_, publisher.close)
+        closer.start()
+        returned = 0
+
+        def slowly(publisher: Any = publisher) -> Any:
+            while not publisher.closed:
+                yield b"x"
+
+        with pytest.raises(penstock.ClosedError):
+            while True:
+                if method == "publish":
+                    publisher.publish(b"x")
+                    returned += 1
+                else:
+                    returned += publisher.publish_many([b"x"] * 10 if method == "publish_many" else slowly())
+        closer.join(LONG)
+        with penstock.subscriber(f"journal:{reach.directory / f'kept{round_}'}#>", start="first") as kept:
+            stored = 0
+            while batch := kept.read_many(1000, 0):
+                stored += len(batch)
+        assert stored == returned and publisher.ledger.balanced
+
+
 def test_the_live_flow_has_the_ordinals_of_the_disk(reach: Reach) -> None:
     publisher = durable(reach)
     subscriber = reach.subscriber()

@@ -101,6 +101,7 @@ class Bus(_native.Bus):
         self.on_error = on_error
         self._executor = executor
         self._thread: threading.Thread | None = None
+        self._starting = threading.RLock()  # guards the start of the thread
         self._allocators: list[_native.Allocator] = []
         self._schemas: dict[int, list[str]] = {}  # the schemas of each id, the newest version last
         self.durable: dict[int, str] = {}  #: by id: the directory of its durable publisher
@@ -237,11 +238,22 @@ class Bus(_native.Bus):
         if self._executor is not None:
             self._executor.submit(self._drain)
             return
-        # A weak reference, so that the thread does not keep the bus alive.
-        arguments = (weakref.ref(self),)
-        thread = threading.Thread(target=Bus._serve, args=arguments, name=f"penstock-bus-{self.name}", daemon=True)
-        thread.start()
-        self._thread = thread
+        self._ensure_thread()
+
+    def _ensure_thread(self) -> None:
+        with self._starting:
+            there = self._thread
+            if there is not None and (there.ident is None or there.is_alive()):
+                return  # without an ident: this thread is starting it, and a signal's function has published
+            # A weak reference, so that the thread does not keep the bus alive.
+            arguments = (weakref.ref(self),)
+            thread = threading.Thread(target=Bus._serve, args=arguments, name=f"penstock-bus-{self.name}", daemon=True)
+            self._thread = thread
+            try:
+                thread.start()
+            except BaseException:
+                self._thread = there
+                raise
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything published before has been delivered; False when the time is over."""
@@ -264,6 +276,8 @@ class Bus(_native.Bus):
         self._allocators = [allocator for allocator in self._allocators if not _detached(allocator, self)]
 
     def _end_delivery(self, timeout: float | None) -> None:
+        if self.mode == "thread" and self.pending:
+            self._ensure_thread()  # who published has perhaps not come to it yet
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         elif self._executor is not None and not self._here:
@@ -351,7 +365,8 @@ def _stop_all() -> None:
     """
     deadline = time.monotonic() + EXIT_S
     for bus in list(_buses):
-        thread = bus._thread
+        with bus._starting:
+            thread = bus._thread
         if thread is not None:
             bus._stop(False)
             _join(bus, thread, deadline)
@@ -372,6 +387,7 @@ def _after_fork_in_child() -> None:
     for bus in list(_buses):
         bus._forked()
         bus._thread = None
+        bus._starting = threading.RLock()
 
 
 atexit.register(_stop_all)
