@@ -24,10 +24,11 @@ from deltalake import DeltaTable
 from tests.spark.journals import BEGIN_NS, extend, make
 from tests.spark.test_stream import forget_before, take_segment
 
+import penstock
 from penstock.errors import CorruptionError, InvalidArgument, RefusedError, StateError
 from penstock.journal import Journal
 from penstock.spark import lake
-from penstock.spark.lake import archiving, compaction, delta, files, inspection, schema
+from penstock.spark.lake import archiving, compaction, delta, files, inspection, lineage, planning, schema, types
 from penstock.spark.lake.store import store
 
 pytestmark = pytest.mark.usefixtures("days")
@@ -556,6 +557,118 @@ def test_trim_takes_segments_that_are_in_the_lake(tmp_path, monkeypatch):
         extend(journal, 100)
         with pytest.raises(RefusedError, match="has a writer"):
             lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", trim=True)
+
+
+def test_a_checkpoint_that_is_named_and_gone_is_told_with_its_remedy(tmp_path):
+    make(tmp_path / "j", 10)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    log = tmp_path / "lake" / "_delta_log"
+    delta.checkpoint(store(tmp_path / "lake"), delta.open_table(store(tmp_path / "lake")))
+    next(log.glob("*.checkpoint.parquet")).unlink()
+    problems = lake.verify(tmp_path / "lake").problems
+    assert any(f"rm {log / '_last_checkpoint'}" in problem for problem in problems)
+    assert not any("run: penstock lake verify" in problem for problem in problems)
+    (log / "_last_checkpoint").unlink()
+    assert lake.verify(tmp_path / "lake", deep=True).problems == []
+
+
+@pytest.mark.parametrize("left", [b"", b'{"t": ["', b"{{", b"[1]", b'{"t": 5}'])
+def test_damaged_types_are_told_and_made_again_from_the_journal(tmp_path, caplog, left):
+    with penstock.publisher(f"journal:{tmp_path / 'j'}#t", type=dict[str, int]) as publisher:
+        publisher.publish({"n": 1})
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    (file,) = (tmp_path / "lake" / "_penstock" / "schemas").glob("*.json")
+    whole = file.read_bytes()
+    file.write_bytes(left)
+    assert any(file.name in problem for problem in lake.verify(tmp_path / "lake").problems)
+    with pytest.raises(CorruptionError, match=file.name):
+        types.versions(store(tmp_path / "lake"))
+    with penstock.publisher(f"journal:{tmp_path / 'j'}#t", type=dict[str, int]) as publisher:
+        publisher.publish({"n": 2})
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    assert file.read_bytes() == whole and "written anew" in caplog.text
+    assert lake.verify(tmp_path / "lake").problems == []
+
+
+@pytest.mark.parametrize("text", ["Unable to copy data\n\x1b[31mNo space left on device (os error 28)", "something\nelse"])
+def test_a_log_entry_that_cannot_be_written_is_one_sentence_with_its_name(tmp_path, monkeypatch, text):
+    made = make(tmp_path / "j", 100)
+
+    def fails(*_, **__):
+        raise OSError(text)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", fails)
+    with pytest.raises((OSError, StateError), match=r"_delta_log/00000000000000000001\.json") as caught:
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
+    assert getattr(caught.value, "errno", None) == (errno.ENOSPC if "space" in text else None)
+    monkeypatch.undo()
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    assert as_made(rows_of(tmp_path / "lake")) == made
+
+
+@pytest.mark.parametrize("broken", ["file gone", "file cut", "file of other rows", "set back"])
+def test_trim_keeps_what_the_lake_lost(tmp_path, broken):
+    """An earlier round's rows are in the lake no more, although the table says how far it had archived."""
+    for _ in range(2):
+        with Journal(tmp_path / "j", segment_bytes=1 << 16, sync=False) as journal:
+            extend(journal, 3000)
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", compact_files=0)
+    segments = len(list((tmp_path / "j").glob("*.log")))
+    file = min((tmp_path / "lake").glob("date=*/*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+    if broken == "file gone":
+        file.unlink()
+    elif broken == "file cut":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif broken == "file of other rows":
+        file.write_bytes(b"x" * file.stat().st_size)
+    else:
+        DeltaTable(tmp_path / "lake").restore(1)
+    with pytest.raises(StateError, match="nothing was trimmed"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", trim=True)
+    assert len(list((tmp_path / "j").glob("*.log"))) == segments
+
+
+@pytest.mark.parametrize("option", [{"topics": "a.*"}, {"startTime": "2001-01-01"}])
+def test_trim_of_an_archive_that_leaves_messages_out_is_refused(tmp_path, option):
+    made = make(tmp_path / "j", 3000)
+    with pytest.raises(InvalidArgument, match=r"messages of .* that are in no lake"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", trim=True, options=option)
+    assert not (tmp_path / "lake").exists()
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "whole")
+    assert as_made(rows_of(tmp_path / "whole")) == made
+
+
+@pytest.mark.parametrize("when", ["begun", "planned", "written"])
+def test_what_retention_takes_while_a_round_reads_is_skipped_where_asked_and_told(tmp_path, monkeypatch, caplog, when):
+    place, name = {"begun": (lineage, "check"), "planned": (planning, "check_plan"), "written": (files, "write")}[when]
+    before = getattr(place, name)
+    taken = []
+
+    def meanwhile(*arguments):
+        found = before(*arguments)
+        if not taken:
+            taken.append(forget_before(tmp_path / "j", 2))
+        return found
+
+    make(tmp_path / "j", 5000)
+    monkeypatch.setattr(place, name, meanwhile)
+    done = lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", fail_on_data_loss=False)
+    first = 1 if when == "written" else taken[0]
+    assert done.rows == 5001 - first
+    assert sorted(rows_of(tmp_path / "lake")["position"].to_pylist()) == list(range(first, 5001))
+    told = f"positions 1 to {taken[0] - 1} of journal" in caplog.text and "deleted by retention" in caplog.text
+    assert told == (when != "written"), "what was read before is not called lost"
+
+
+@pytest.mark.parametrize("when", ["begun", "planned"])
+def test_what_retention_takes_while_a_round_reads_is_an_error(tmp_path, monkeypatch, when):
+    make(tmp_path / "j", 5000)
+    place, name = (lineage, "check") if when == "begun" else (planning, "check_plan")
+    monkeypatch.setattr(place, name, lambda *_: forget_before(tmp_path / "j", 2))
+    with pytest.raises(StateError, match="deleted by retention"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    assert rows_of(tmp_path / "lake").num_rows == 0
 
 
 def test_a_failed_round_trims_nothing(tmp_path, monkeypatch):

@@ -90,6 +90,7 @@ class Directory:
         self._wanted: dict[Any, tuple[int, Array]] = {}  # by patterns: (names considered, numbers that match)
         self.permissive = False  # rebuild a damaged segment header if possible, instead of failing
         self.remembers = True  # use headers that this process has read before
+        self.deleted: list[tuple[int, int]] = []  # what ``visit`` went on without, each range with its end
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
@@ -209,13 +210,17 @@ class Directory:
         """Call ``look(segment, low, high)`` for each segment that can match by its header and topic summary.
 
         A segment that disappears meanwhile is looked up again: either its next revision exists, or it is lost, which is
-        a ``StateError`` with ``fail_if_deleted``. A segment that is missing between others is damage, unless ``lossy``.
+        a ``StateError`` with ``fail_if_deleted`` and otherwise noted in ``deleted``. A segment that is missing between
+        others is damage, unless ``lossy``.
         """
         start, end = max(start, bounds.positions[0]), min(end, bounds.positions[1] + 1)
         tries = 0
         # `start` moves with each segment that is done, so that a new listing goes on there and repeats nothing.
         while start < end:
             listed = self.segments(start if fail_if_deleted else None, (start, end))
+            kept = min(end, listed[0].first) if listed else end
+            if not fail_if_deleted and kept > start:
+                self.deleted.append((start, kept))
             if not lossy and gaps_of(listed, start, end) and (gaps := self.missing(start, end)):
                 raise CorruptionError(missing_text(gaps, str(self.path)), str(self.path))
             for segment in listed:

@@ -177,10 +177,15 @@ def _expand(text: str) -> Sequence[str]:
     return [os.path.abspath(match) for match in matches]
 
 
-def log_skipped(place: Place, start: int, end: int) -> None:
-    """Log each range of positions that a query or an archive with ``failOnDataLoss=false`` goes on without."""
+def log_skipped(place: Place, start: int, end: int, deleted: Sequence[tuple[int, int]] | None = None) -> None:
+    """Log each range of positions that a query or an archive with ``failOnDataLoss=false`` goes on without.
+
+    ``deleted``: what retention deleted before it was read; None: all before the first position that is kept now.
+    """
     first = min(place.first, end)
-    gone = [(start, first, "were deleted by retention")] if first > start else []
+    if deleted is None:
+        deleted = [(start, first)] if first > start else []
+    gone = [(low, high, "were deleted by retention") for low, high in deleted]
     gone += [(low, high, "are in no segment, which is damage") for low, high in place.missing(max(start, first), end)]
     for low, high, why in gone:
         LOG.warning(

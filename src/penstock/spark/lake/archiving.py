@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CorruptionError, InvalidArgument, RefusedError, StateError
 from penstock.spark.bounds import from_options
-from penstock.spark.lake import compaction, delta, lineage, planning, takeover, types
+from penstock.spark.lake import compaction, delta, holdings, lineage, planning, takeover, types
 from penstock.spark.lake.files import File, Work
 from penstock.spark.lake.store import Store, store
 from penstock.spark.lake.tasks import run
@@ -73,6 +73,8 @@ def archive(
     begun = time.monotonic()
     opened = planning.places(journal)
     planning.check_apart(opened, where)
+    if trim:
+        planning.check_trim(opened, given)
     takeover.take_over(spark, where)
     total = Archived()
     while True:
@@ -195,9 +197,23 @@ def _write(
             where.delete(file.name for file in files if not _is_committed(where, file))
         raise
     for span in spans if lossy else ():
-        log_skipped(span.place, span.start if span.known is None else span.known, span.end)
+        begin = span.start if span.known is None else span.known
+        log_skipped(span.place, begin, span.end, _deleted(span, begin, results, ranges))
     rows, size = sum(file.rows for file in files), sum(file.payload_bytes for file in files)
     return Archived(rows, size, len(files), lag)
+
+
+def _deleted(
+    span: planning.Span, begin: int, results: Sequence[Mapping[str, Any]], ranges: Sequence[Any]
+) -> list[tuple[int, int]] | None:
+    """What retention deleted of the span before it was read. None: a broker does not say."""
+    if not isinstance(span.place, DirectoryPlace):
+        return None
+    found = [(begin, span.start)]
+    for result in results:
+        if ranges[result["number"]].journal == span.place.uuid:
+            found += [(low, high) for low, high in result["deleted"]]
+    return [(low, high) for low, high in found if low < high]
 
 
 def _is_committed(where: Store, file: File) -> bool:
@@ -239,6 +255,7 @@ def trim_archived(opened: Sequence[tuple[str, Any]], where: Store) -> int:
         known = delta.reached(table, place.uuid)
         if known is None:
             continue
+        holdings.check_holds(where, table, text, place, known)
         if isinstance(place, DirectoryPlace):
             removed += _trim_directory(place, known, functools.partial(lineage.check, where, table, text, place))
         elif "queue=" in text:

@@ -10,7 +10,9 @@ automatic checkpoint is off, since a torn one keeps the table from opening; ``ch
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,6 +68,12 @@ def open_table(where: Store, version: int | None = None) -> DeltaTable:
         raise CorruptionError(text, where.uri) from error
 
 
+def _causes(error: BaseException) -> list[str]:
+    """deltalake gives a line for each layer, the cause last, in colours."""
+    lines = (re.sub(r"\x1b\[[0-9;]*m|\u21b3", "", line).strip() for line in str(error).splitlines())
+    return [line for line in lines if line][-3:]
+
+
 def exists(where: Store) -> bool:
     """Whether there is a table."""
     from deltalake import DeltaTable
@@ -77,10 +85,8 @@ def exists(where: Store) -> bool:
 
 
 def _no_answer(where: Store, error: OSError) -> StateError:
-    """The object store could not be asked. deltalake gives a line for each layer, the cause last, in colours."""
-    lines = (re.sub(r"\x1b\[[0-9;]*m|\u21b3", "", line).strip() for line in str(error).splitlines())
-    causes = [line for line in lines if line][-3:]
-    text = f"{where.uri} cannot be reached: {' / '.join(causes)[:500]}"
+    """The object store could not be asked."""
+    text = f"{where.uri} cannot be reached: {' / '.join(_causes(error))[:500]}"
     if "URL scheme is not allowed" in text:
         text += "; an endpoint of http:// needs AWS_ALLOW_HTTP=true (storage={'allow_http': 'true'})"
     return StateError(text)
@@ -238,6 +244,8 @@ def commit(
             if number and _landed(table, added, moved):
                 break  # deltalake reported a failure, but the commit did land
             continue
+        except Exception as error:
+            raise _not_written(where, version, error) from error
         step("after commit")
         where.sync_log(version, version)
         step("after sync")
@@ -252,6 +260,15 @@ def commit(
     if fresh.version() % CHECKPOINT_EVERY == 0:
         checkpoint(where, fresh)
     return fresh
+
+
+def _not_written(where: Store, version: int, error: Exception) -> Exception:
+    """deltalake's own error has no place, and a line for each of its layers."""
+    full = "No space left" in str(error)
+    name = f"{where.uri}/{LOG}/{entry_name(version)}"
+    if full and where.path is not None:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+    return StateError(f"{name} was not written: {' / '.join(_causes(error))[:500]}")
 
 
 def _landed(table: DeltaTable, added: Sequence[File], moved: Mapping[str, tuple[int | None, int]]) -> bool:

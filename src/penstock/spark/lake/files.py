@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from penstock.spark.lake import schema
 from penstock.spark.lake.store import LOG, Store, entry_name
 from penstock.spark.places import DirectoryPlace, Place, Range, Reading
 
+Array = numpy.ndarray[Any, Any]
 GROUP_ROWS = 65_536
 BATCH_BYTES = 16 << 20
 HELD_BYTES = 512 << 20
@@ -55,17 +56,22 @@ class Work:
     version: int  # the table's version, as the driver sees it
     ranges: tuple[Range, ...]
     bounds: Bounds
-    lossy: bool = False  # a segment missing between others is skipped
+    lossy: bool = False  # a segment that is missing, or that retention deletes meanwhile, is skipped
 
     def __call__(self, number: int) -> dict[str, Any]:
-        """Write one range; gives the files, the entries of the index and the node."""
+        """Write one range; gives the files, the entries of the index, the node and what retention had deleted."""
         check_sees(self.store, self.version)
         piece = self.ranges[number]
         place = open_range(piece)
-        reading = Reading(schema.READ, self.bounds, batch_bytes=BATCH_BYTES, fail_if_deleted=True, lossy=self.lossy)
-        found = write(self.store, place.batches(piece.start, piece.end, reading), piece.journal)
-        entries = _entries(place, piece, reading, sum(file.rows for file in found))
-        return {"node": node(), "number": number, "entries": entries, "files": [asdict(file) for file in found]}
+        reading = Reading(
+            schema.READ, self.bounds, batch_bytes=BATCH_BYTES, fail_if_deleted=not self.lossy, lossy=self.lossy
+        )
+        positions: list[Array] = []
+        found = write(self.store, _noting(place.batches(piece.start, piece.end, reading), positions), piece.journal)
+        deleted = list(place.directory.deleted) if isinstance(place, DirectoryPlace) else []
+        entries = _entries(place, piece, reading, positions)
+        files = [asdict(file) for file in found]
+        return {"node": node(), "number": number, "entries": entries, "files": files, "deleted": deleted}
 
 
 def node() -> str:
@@ -83,12 +89,24 @@ def check_sees(where: Store, version: int) -> None:
         )
 
 
-def _entries(place: Place, piece: Range, reading: Reading, rows: int) -> int:
-    """How many entries the index has, counted independently of the read; a broker has already checked its own."""
+def _noting(batches: Iterable[pyarrow.RecordBatch], positions: list[Array]) -> Iterator[pyarrow.RecordBatch]:
+    for batch in batches:
+        positions.append(batch.column("position").to_numpy())
+        yield batch
+
+
+def _entries(place: Place, piece: Range, reading: Reading, read: Sequence[Array]) -> int:
+    """How many entries the index has, counted independently of the read; a broker has already checked its own.
+
+    Where positions may be lost, retention may have deleted some since they were read: those count as they were read.
+    """
+    rows = sum(len(part) for part in read)
     if not isinstance(place, DirectoryPlace):
         return rows
-    positions = replace(reading, schema=_POSITION)
-    return sum(batch.num_rows for batch in place.batches(piece.start, piece.end, positions))
+    batches = place.batches(piece.start, piece.end, replace(reading, schema=_POSITION))
+    index = [batch.column("position").to_numpy() for batch in batches]
+    first = place.directory.segments()[0].first if reading.lossy else 0
+    return sum(int((part >= first).sum()) for part in index) + sum(int((part < first).sum()) for part in read)
 
 
 def write(where: Store, batches: Iterable[pyarrow.RecordBatch], journal: str) -> list[File]:

@@ -7,13 +7,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
 import pyarrow.parquet
 
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError
-from penstock.spark.lake import delta
+from penstock.spark.lake import delta, types
 from penstock.spark.lake.files import read_parts
 from penstock.spark.lake.store import LOG, Store, entry_name, store
 
@@ -143,7 +144,8 @@ def verify(
     try:
         table = delta.open_table(where)
     except CorruptionError as error:
-        return Verified(where.uri, None, 0, 0, [*problems, str(error)], [])
+        return Verified(where.uri, None, 0, 0, [*problems, str(error).partition("; run:")[0]], [])
+    problems += types.problems(where)
     actions = delta.live_files(table)
     for action in actions:
         problems += _file_problems(where, action)
@@ -185,10 +187,24 @@ def _log_problems(where: Store) -> Iterator[str]:
             pyarrow.parquet.read_metadata(path / LOG / match[0])
         except Exception as error:
             yield f"{LOG}/{match[0]} is damaged ({error}); where all entries are there, delete it and _last_checkpoint"
+    named = _named_checkpoint(path)
+    if named is not None and all(int(match[1]) != named for match in checkpoints):
+        yield (
+            f"{LOG}/_last_checkpoint names the checkpoint of version {named}, which is not there; where all entries "
+            f"are, delete it (rm {path / LOG / '_last_checkpoint'})"
+        )
     first = max((int(match[1]) for match in checkpoints), default=0)
     gone = sorted(set(range(first, max(known, default=-1) + 1)) - set(known) - ({first} if checkpoints else set()))
     if gone:
         yield f"{LOG} has no entry of version {gone[0]}"
+
+
+def _named_checkpoint(path: Path) -> int | None:
+    """The version whose checkpoint readers begin with; None if none is named."""
+    try:
+        return int(json.loads((path / LOG / "_last_checkpoint").read_text())["version"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _archived_since(where: Store, lost: int, known: list[int]) -> bool:

@@ -49,6 +49,20 @@ def check_apart(opened: Sequence[tuple[str, Place]], where: Store) -> None:
             raise InvalidArgument(f"the lake {where.uri} would be in the directory of the journal {text}: name another")
 
 
+def check_trim(opened: Sequence[tuple[str, Place]], given: Mapping[str, str]) -> None:
+    """Raise ``InvalidArgument`` if segments are to be deleted although the lake has only some of their messages.
+
+    A broker frees what no queue needs; there the other queues keep their messages.
+    """
+    for text, place in opened:
+        if given and isinstance(place, DirectoryPlace):
+            raise InvalidArgument(
+                f"trim would delete messages of {text} that are in no lake: this archive takes only "
+                f"{' '.join(f'{name}={value}' for name, value in given.items())}. Archive every message, or keep the "
+                "journal and bound it by its own retention"
+            )
+
+
 def start(known: int | None, text: str, place: Place, *, lossy: bool = False) -> int:
     """The first position of a journal that the lake does not have. ``StateError`` if retention has deleted it, unless
     ``lossy``: then the first one that is kept.
@@ -69,14 +83,15 @@ def start(known: int | None, text: str, place: Place, *, lossy: bool = False) ->
 
 
 def cover(span: Span, *, lossy: bool = False) -> Iterator[Range]:
-    """Cut a span into adjacent pieces from its start to its end; a missing segment is damage, unless ``lossy``.
+    """Cut a span into adjacent pieces from its start to its end; a missing segment is damage, and a deleted one a
+    ``StateError``, unless ``lossy``.
 
     Holes that compaction recorded in a segment belong to the piece after them.
     """
     reached = span.start
     last: Range | None = None
     most = RANGE_BYTES // PIECES
-    for piece in span.place.ranges(span.start, span.end, Bounds(), most, fail_if_deleted=True, lossy=lossy):
+    for piece in span.place.ranges(span.start, span.end, Bounds(), most, fail_if_deleted=not lossy, lossy=lossy):
         if piece.start < reached or piece.end <= piece.start:
             raise AssertionError(f"ranges of {span.text} overlap at position {piece.start}")
         if last is not None:

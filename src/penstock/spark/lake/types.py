@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.errors import CorruptionError, PenstockError
 from penstock.spark.lake.store import Store
 from penstock.spark.places import Place
 from penstock.types.schema import MAX_VERSIONS
@@ -34,7 +34,11 @@ def keep(where: Store, places: Iterable[Place]) -> None:
 
 
 def _add(where: Store, journal: str, said: Mapping[str, str]) -> None:
-    known = _read(where, f"{FOLDER}/{journal}.json") if said else {}
+    try:
+        known = _read(where, f"{FOLDER}/{journal}.json") if said else {}
+    except CorruptionError as error:  # made again from what the journal says
+        logger.warning("%s; written anew", error)
+        known = {}
     more = {}
     for topic, text in said.items():
         before = known.get(topic, [])
@@ -54,13 +58,15 @@ def versions(where: Store) -> dict[str, dict[str, list[str]]]:
 
 
 def _dated(where: Store) -> dict[str, dict[str, list[str]]]:
+    return {name.rpartition("/")[2].removesuffix(".json"): _read(where, name) for name in _names(where)}
+
+
+def _names(where: Store) -> list[str]:
     import pyarrow.fs
 
     found = where.filesystem().get_file_info(pyarrow.fs.FileSelector(FOLDER, allow_not_found=True))
-    names = sorted(
-        entry.base_name for entry in found if entry.base_name.endswith(".json") and entry.base_name[0] != "."
-    )
-    return {name.removesuffix(".json"): _read(where, f"{FOLDER}/{name}") for name in names}
+    names = (entry.base_name for entry in found)
+    return sorted(f"{FOLDER}/{name}" for name in names if name.endswith(".json") and name[0] != ".")
 
 
 def joined(where: Store) -> dict[str, dict[str, str]]:
@@ -71,12 +77,26 @@ def joined(where: Store) -> dict[str, dict[str, str]]:
     }
 
 
+def problems(where: Store) -> Iterator[str]:
+    """Files whose types cannot be read."""
+    for name in _names(where):
+        try:
+            _read(where, name)
+        except CorruptionError as error:
+            yield str(error)
+
+
 def _read(where: Store, name: str) -> dict[str, list[str]]:
-    """A file's texts; what is damaged counts as not said."""
+    """A file's texts; nothing where there is none."""
     try:
         with where.filesystem().open_input_file(name) as file:
             data: Any = json.loads(file.read(MAX_BYTES))
-    except (FileNotFoundError, ValueError, RecursionError):
+        return {topic: [str(text) for text in list(texts)] for topic, texts in data.items() if texts}
+    except FileNotFoundError:
         return {}
-    items = data.items() if isinstance(data, dict) else ()
-    return {topic: [str(text) for text in texts] for topic, texts in items if isinstance(texts, list) and texts}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptionError(
+            f"{name} of {where.uri} is damaged ({error}): it has the types of an archived journal's topics. Where the "
+            "journal is still there, delete the file and archive again, which writes it anew",
+            name,
+        ) from None
