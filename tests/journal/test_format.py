@@ -52,6 +52,31 @@ def test_checksums_agree_with_known_values_and_each_other() -> None:
     assert native.crc32(data) == zlib.crc32(data)
 
 
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 66, 1000, 4096, 4097, 100_003])
+@pytest.mark.parametrize("count", [1, 2, 30])
+def test_checksums_of_long_rows_are_those_of_the_core(size: int, count: int) -> None:
+    chosen = numpy.random.default_rng(size * 31 + count)
+    rows = chosen.integers(0, 256, (count, size), dtype=numpy.uint8)
+    seeds = chosen.integers(0, 1 << 32, count, dtype=numpy.uint32)
+    expected = [native.crc32c(row.tobytes(), int(seed)) for row, seed in zip(rows, seeds, strict=True)]
+    assert reading.crc32c_rows(rows, seeds).tolist() == expected
+
+
+def test_a_long_row_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each byte of a large message would take seconds a MiB."""
+    steps = 0
+    before = reading._crc_of_columns
+
+    def counting(rows: Any, crc: Any) -> Any:
+        nonlocal steps
+        steps += rows.shape[1]
+        return before(rows, crc)
+
+    monkeypatch.setattr(reading, "_crc_of_columns", counting)
+    reading.crc32c_rows(numpy.zeros((1, 1 << 20), numpy.uint8), numpy.zeros(1, numpy.uint32))
+    assert 0 < steps < 5000
+
+
 def test_everything_is_read_back(tmp_path: Path) -> None:
     held = fill(tmp_path / "j")
     directory = reading.open_directory(tmp_path / "j")

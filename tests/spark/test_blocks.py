@@ -14,7 +14,7 @@ from penstock.spark.staging import DirectoryStaging
 
 ROWS = [
     {"topic": "a", "payload": b"1", "timestamp_ns": 10**18, "properties": [("k", "v")], "message_id": "id", "key": None},
-    {"topic": "b", "payload": None, "timestamp_ns": None, "properties": None, "message_id": None, "key": "key"},
+    {"topic": "b", "payload": b"", "timestamp_ns": None, "properties": None, "message_id": None, "key": "key"},
     {"topic": "a", "payload": b"", "timestamp_ns": 10**18 + 5, "properties": [("x", ""), ("", "y")], "message_id": "", "key": ""},
     {"topic": "c", "payload": b"4" * 100, "timestamp_ns": 7, "properties": [], "message_id": None, "key": None},
 ]  # fmt: skip
@@ -69,6 +69,7 @@ def test_properties_of_the_receiver_are_left_out():
 
 @pytest.mark.parametrize(("change", "text"), [
     ({"topic": None}, "1 rows have no topic"),
+    ({"payload": None}, "1 rows have a null payload"),
     ({"properties": [("k", None)]}, "have no value"),
     ({"properties": [("k", "a\0b")]}, "NUL"),
     ({"properties": [("k\0", "b")]}, "NUL"),

@@ -16,6 +16,8 @@ A ``Directory`` is used by one thread at a time. docs/formats.md, "Journal", has
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import struct
 import sys
@@ -61,17 +63,56 @@ TOPICS: Final = numpy.dtype(
 )  # fmt: skip
 HEAD: Final = RECORD.itemsize
 PARTS: Final = {"payload": "data_bytes", "properties": "properties_bytes", "message_id": "id_bytes", "key": "key_bytes"}
+LONG_ROW = 64  # longer than so many times the number of rows: cut into pieces
 _TABLE = numpy.array(layout._TABLE, dtype=numpy.uint32)
 
 Entries = NDArray[Any]
 
 
 def crc32c_rows(rows: NDArray[numpy.uint8], seeds: NDArray[numpy.uint32]) -> NDArray[numpy.uint32]:
-    """CRC32C of each row, continued from its seed: one step per column, for all rows at once."""
-    crc = ~seeds
+    """CRC32C of each row, continued from its seed: one step per column, for all rows at once.
+
+    Few long rows are cut into pieces, which are taken as rows and put together again.
+    """
+    count, size = rows.shape
+    pieces = math.isqrt(size) if size > LONG_ROW * max(1, count) else 1
+    length = size // pieces
+    crc = _crc_of_columns(rows[:, : size - pieces * length] if pieces > 1 else rows, ~seeds)
+    if pieces > 1:
+        body = numpy.ascontiguousarray(rows[:, size - pieces * length :]).reshape(count * pieces, length)
+        # The checksum is linear: that of a piece is added to what came before it, moved on over as many zero bytes.
+        parts = _crc_of_columns(body, numpy.zeros(count * pieces, numpy.uint32)).reshape(count, pieces)
+        tables = _over_zeros(length)
+        for piece in range(pieces):
+            moved = [tables[at][crc >> numpy.uint32(8 * at) & numpy.uint32(255)] for at in range(4)]
+            crc = moved[0] ^ moved[1] ^ moved[2] ^ moved[3] ^ parts[:, piece]
+    return ~crc
+
+
+def _crc_of_columns(rows: NDArray[numpy.uint8], crc: NDArray[numpy.uint32]) -> NDArray[numpy.uint32]:
     for column in range(rows.shape[1]):
         crc = crc >> numpy.uint32(8) ^ _TABLE[(crc ^ rows[:, column]) & numpy.uint32(255)]
-    return ~crc
+    return crc
+
+
+@functools.lru_cache(64)
+def _over_zeros(count: int) -> list[NDArray[numpy.uint32]]:
+    """What ``count`` zero bytes make of a checksum: a table for each of its four bytes, to be combined by XOR."""
+    bits = numpy.uint32(1) << numpy.arange(32, dtype=numpy.uint32)
+    step = bits >> numpy.uint32(8) ^ _TABLE[bits & numpy.uint32(255)]  # one zero byte, for each bit alone
+    found = bits
+    while count:  # squared and multiplied, as numbers are raised to a power
+        found = _applied(step, found) if count & 1 else found
+        step, count = _applied(step, step), count >> 1
+    every = numpy.arange(256, dtype=numpy.uint32)
+    return [_applied(found, every << numpy.uint32(8 * at)) for at in range(4)]
+
+
+def _applied(images: NDArray[numpy.uint32], values: NDArray[numpy.uint32]) -> NDArray[numpy.uint32]:
+    """The values under the linear map that takes bit ``i`` to ``images[i]``."""
+    has = (values[:, None] >> numpy.arange(32, dtype=numpy.uint32) & numpy.uint32(1)).astype(numpy.bool_)
+    result: NDArray[numpy.uint32] = numpy.bitwise_xor.reduce(numpy.where(has, images, numpy.uint32(0)), axis=1)
+    return result
 
 
 def believed(entries: Entries, nonce: int) -> bool:
@@ -116,7 +157,10 @@ def wrong_records(log: Entries, begins: Entries, entries: Entries, nonce: int) -
         places = numpy.flatnonzero(sizes == size)
         step = max(1, (16 << 20) // size)
         for part in (places[at : at + step] for at in range(0, len(places), step)):
-            rows = log[begins[part][:, None] + numpy.arange(size)]
+            if size > LONG_ROW * len(part):  # one by one, without a number for each byte of them
+                rows = numpy.stack([log[begin : begin + size] for begin in begins[part].tolist()])
+            else:
+                rows = log[begins[part][:, None] + numpy.arange(size)]
             positions = numpy.ascontiguousarray(entries["position"][part]).view(numpy.uint8).reshape(-1, 8)
             seeds = numpy.zeros(len(part), numpy.uint32)
             for piece in (numpy.broadcast_to(head, (len(part), 8)), positions, rows[:, 4:]):

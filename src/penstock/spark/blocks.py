@@ -44,6 +44,17 @@ class Block:
     data: Any
 
 
+def check_nulls(topic: pyarrow.Array, payload: pyarrow.Array) -> None:
+    """Raise ``InvalidArgument`` for rows without a topic or a payload: empty bytes would be another message."""
+    if topic.null_count:
+        raise InvalidArgument(f"{topic.null_count} rows have no topic")
+    if payload.null_count:
+        raise InvalidArgument(
+            f"{payload.null_count} rows have a null payload, as damaged messages have that were read with "
+            "mode=permissive: leave them out (frame.where('payload is not null')), or give them one"
+        )
+
+
 def encode(batch: pyarrow.RecordBatch, own: Collection[str] | None = None) -> Iterator[Block]:
     """Rows of ``SHAPE`` in blocks that a broker takes.
 
@@ -53,8 +64,7 @@ def encode(batch: pyarrow.RecordBatch, own: Collection[str] | None = None) -> It
         found = ", ".join(batch.schema.names)
         raise InvalidArgument(f"staged rows have the columns {', '.join(SHAPE.names)} and their types, not {found}")
     topic, payload, time_ns, properties, message_id, key = batch.columns
-    if topic.null_count:
-        raise InvalidArgument(f"{topic.null_count} rows have no topic")
+    check_nulls(topic, payload)
     parts = [_bytes(payload), encode_properties(properties, own), _bytes(message_id), _bytes(key)]
     sizes = [pyarrow.compute.binary_length(part).to_numpy(zero_copy_only=False).astype(numpy.int64) for part in parts]
     for name, lengths in (("message_id", sizes[2]), ("key", sizes[3])):

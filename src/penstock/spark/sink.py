@@ -22,7 +22,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from penstock.errors import InvalidArgument, StateError, nearest
-from penstock.spark.blocks import SHAPE
+from penstock.spark.blocks import SHAPE, check_nulls
 from penstock.spark.options import check_options, folded
 from penstock.spark.places import shown
 from penstock.spark.staging import Staging, open_staging
@@ -105,8 +105,7 @@ class _Writer:
             topic = pyarrow.repeat(pyarrow.scalar(given, pyarrow.string()), rows)
         elif given:
             topic = pyarrow.compute.fill_null(topic, given)
-        if topic.null_count:
-            raise InvalidArgument(f"{topic.null_count} rows have no topic")
+        check_nulls(topic, found["payload"])
         time = found.get("timestamp_ns")
         if "timestamp" in found and (time is None or time.null_count):
             micros = found["timestamp"].cast(pyarrow.timestamp("us", tz="UTC")).cast(pyarrow.int64())
@@ -118,7 +117,7 @@ class _Writer:
         kinds = SHAPE.types
         columns = [
             topic,
-            found.get("payload"),
+            found["payload"],
             time,
             found.get("properties"),
             found.get("message_id"),

@@ -140,7 +140,9 @@ def plan(ranges: Iterable[Range], most_bytes: int) -> list[Part]:
 def partition_bytes(options: Mapping[str, str], total_bytes: int) -> int:
     """How much one task reads: at most the option's value, or such that every core gets an equal share."""
     if "partitionBytes" in options:
-        most = max(1, integer(options["partitionBytes"], "partitionBytes"))
+        most = integer(options["partitionBytes"], "partitionBytes")
+        if most < 1:
+            raise InvalidArgument(f"partitionBytes={most} must be 1 or more")
         return max(1, _even_size(total_bytes, most, 1))
     return max(LEAST_PARTITION_BYTES, _even_size(total_bytes, PARTITION_BYTES, os.cpu_count() or 1))
 

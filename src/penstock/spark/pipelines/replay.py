@@ -108,8 +108,14 @@ def _message(row: Any) -> Message:
     """A row as a message, with its time and the properties that the frame has."""
     from penstock._core import Message
 
+    if row.payload is None:
+        at = f" at position {row.position}" if hasattr(row, "position") else ""
+        raise InvalidArgument(
+            f"the row{at} has a null payload, as damaged messages have that were read with mode=permissive: leave such "
+            "rows out (frame.where('payload is not null')), or give them one"
+        )
     properties = getattr(row, "properties", None)
-    return Message(row.payload or b"", timestamp_ns=row.timestamp_ns, properties=dict(properties or {}))
+    return Message(row.payload, timestamp_ns=row.timestamp_ns, properties=dict(properties or {}))
 
 
 class _Publishers:
