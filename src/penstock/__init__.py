@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from penstock.types import Image
 
-_ROOMS = ("bridge", "broker", "bus", "calls", "clock", "gateway", "journal", "shm", "spark", "tcp", "types")
+_ROOMS = ("bridge", "broker", "bus", "calls", "clock", "gateway", "journal", "nats", "shm", "spark", "tcp", "types")
 _HOMES = {
     "_core": ("Batch", "Draft", "Message"),
     "address": ("Address", "publisher", "subscriber"),

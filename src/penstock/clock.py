@@ -194,6 +194,9 @@ class VirtualClock(_Heap):
         """``start_ns`` and what it was advanced by."""
         return self._time_ns
 
+    def __repr__(self) -> str:
+        return f"<VirtualClock at {self.time_ns()} ns>"
+
     def advance(self, seconds: float) -> int:
         """Advance the time and fire, in this thread and in order, what becomes due; returns how many fired."""
         if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
@@ -390,6 +393,9 @@ class SystemClock(_Heap):
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         os.register_at_fork(after_in_child=self._forked)
+
+    def __repr__(self) -> str:
+        return "<SystemClock>"
 
     now = staticmethod(machine.monotonic)
     time_ns = staticmethod(machine.time_ns)

@@ -97,6 +97,18 @@ def test_mcap_calls_json_only_what_is_a_json_object(kept: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "mcap"])
+def test_a_time_before_1970_is_exported_or_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
+    with Journal(tmp_path / "old") as journal:
+        journal.commit([Entry("t", b"after", timestamp_ns=1), Entry("t", b"before", timestamp_ns=-1)])
+    told = run("export", str(tmp_path / "old"), "--to", kind, "-o", str(tmp_path / "out"))
+    if kind == "mcap":  # its times are unsigned
+        assert told.returncode == 2 and "message 2 (topic t)" in told.stderr and "before 1970" in told.stderr
+        assert "Traceback" not in told.stderr and not (tmp_path / "out").exists()
+    else:
+        assert told.returncode == 0 and (tmp_path / "out").stat().st_size
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "mcap"])
 def test_a_file_that_is_there_stays_until_the_whole_is_written(kind: str, tmp_path: Path) -> None:
     with penstock.publisher(f"journal:{tmp_path / 'run'}#a") as publisher:
         publisher.publish_many([b"x" * 50_000] * 100)

@@ -57,6 +57,23 @@ def test_a_plot_has_a_bar_for_each_row(recorded: Path) -> None:
     assert done.returncode == 0 and done.stdout.count("█" * 40) == 2
 
 
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+def test_times_keep_their_nanoseconds(tmp_path: Path, form: str) -> None:
+    times = (9214646399999999999, 1795031803144272509, 0, -1)
+    with Journal(tmp_path / "run") as journal:
+        journal.commit(Entry("t", b"x", timestamp_ns=time_ns) for time_ns in times)
+    query = "select timestamp, position as number, null::timestamp_ns as none from run order by position; -- all"
+    done = run("sql", query, "--format", form, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = [line.replace(" ", "T") for line in done.stdout.splitlines()]
+    places = [
+        next(place for place, line in enumerate(found) if text in line)
+        for text in ("2261-12-31T23:59:59.999999999", "2026-11-18T19:56:43.144272509",
+                     "1970-01-01T00:00:00.000000000", "1969-12-31T23:59:59.999999999")
+    ]  # fmt: skip
+    assert places == sorted(set(places)), "in the order of the query"
+
+
 @pytest.mark.parametrize(
     "query", ["select * from nowhere", "selct 1", "select * from read_csv('/etc/passwd')", "select * from '/etc/passwd'",
               "copy (select 1) to 'x.csv'", "install httpfs"],

@@ -263,6 +263,17 @@ def test_what_is_not_of_its_type_is_counted_told_and_not_shown(
     assert len(told) < len(wrong) or len(wrong) == 1
 
 
+def test_a_time_that_no_viewer_can_show_costs_one_message(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with penstock.shm.publisher(f"shm:/{name}") as publisher, serving(f"shm:/{name}") as server, Viewer(server.port) as viewer:
+        viewer.watch(f"/{name}")
+        publish_until(publisher, b'{"n":1}', viewer, f"/{name}")
+        publisher.publish(b'{"n":2}', timestamp_ns=-1)
+        viewer.until(lambda: server.board.topics[f"shm:/{name}"].failures == 1)
+        before = len(viewer.bodies(f"/{name}"))
+        viewer.until(lambda: publisher.publish(b'{"n":1}') and len(viewer.bodies(f"/{name}")) > before)
+    assert any("before 1970" in record.getMessage() for record in caplog.records)
+
+
 def test_what_is_not_of_its_type_is_let_go_when_it_was_told(name: str) -> None:
     gc.disable()  # an error that refers to itself would keep the message, and with it the reader, until a collection
     try:

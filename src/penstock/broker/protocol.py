@@ -341,7 +341,8 @@ class Protocol(Session):
         if "id" in options:
             words.check_name(given, "message id")
         if due_ns and timed:
-            raise Refusal("bad_option", f"a delayed message has the time at which it is due: leave out {_TIMED}=")
+            due = "a delayed message has the time at which it is due"
+            raise Refusal("bad_option", f"{due}: leave out timestamp_ns= ({_TIMED}= of the protocol)")
         if due_ns:
             # Checked for the whole batch before its first message, so that it is stored completely or refused
             # completely.

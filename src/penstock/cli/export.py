@@ -385,6 +385,11 @@ def _mcap(chosen: Chosen, target: Path, schemas: Described, fields: Fields, topi
         for count, (journal, message) in enumerate(chosen, 1):  # noqa: B007 - the count is the result
             body = bytes(message)
             topic = message.channel or STORY
+            if message.timestamp_ns < 0:
+                raise InvalidArgument(
+                    f"message {message.position} (topic {topic}) has a time before 1970, which MCAP cannot hold; "
+                    "export it --to parquet, jsonl or csv, or other topics (--topic)"
+                )
             try:
                 described = schemas.schema_of(journal, message)
             except ValueError as error:

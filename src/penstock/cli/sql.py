@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +37,16 @@ _PAYLOAD = re.compile(r"\*|\b(payload|text|json)\b", re.IGNORECASE)
 _PROPERTIES = re.compile(r"\*|\bproperties\b", re.IGNORECASE)
 BAR_COLUMNS = 40
 FORMS = ("table", "csv", "json")
-_WHOLE = (int, float, datetime.date, datetime.time, datetime.timedelta)  #: never cut in a table
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A time with its nanoseconds, which DuckDB's own Python value lacks."""
+
+    since_1970_ns: int
+
+
+_WHOLE = (int, float, datetime.date, datetime.time, datetime.timedelta, _Moment)  #: never cut in a table
 
 
 @app.command()
@@ -69,7 +79,7 @@ def sql(
         if answer is None:  # the query is only a comment or a semicolon
             raise InvalidArgument("sql: the query is empty")
         names = [column[0] for column in answer.description or ()]
-        rows = answer.fetchall()
+        rows = _rows(connection, answer)
     except duckdb.CatalogException as error:
         if lacking := re.search(r"Table with name (\S+) does not exist", str(error)):
             raise InvalidArgument(f"sql: there is no folder {lacking[1]} of a recording or journal") from None
@@ -81,6 +91,27 @@ def sql(
     finally:
         connection.close()
     _print(names, rows, "json" if as_json else form, plot)
+
+
+def _arrow_table(answer: Any) -> Any:
+    # DuckDB 2 has another name for it
+    return answer.to_arrow_table() if hasattr(answer, "to_arrow_table") else answer.fetch_arrow_table()
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, answer: duckdb.DuckDBPyConnection) -> list[tuple[Any, ...]]:
+    precise = [str(column[1]) == "TIMESTAMP_NS" for column in answer.description or ()]
+    if not any(precise):
+        return list(answer.fetchall())
+    connection.register("penstock_answer", _arrow_table(answer))
+    chosen = ", ".join(f"epoch_ns(#{at})" if is_time else f"#{at}" for at, is_time in enumerate(precise, 1))
+    rows = connection.execute(f"select {chosen} from penstock_answer").fetchall()  # noqa: S608 - numbers alone
+    return [
+        tuple(
+            _Moment(value) if is_time and value is not None else value
+            for value, is_time in zip(row, precise, strict=True)
+        )
+        for row in rows
+    ]
 
 
 def _named(
@@ -222,6 +253,8 @@ def _plain(value: Any) -> Any:
     """A value of DuckDB for JSON."""
     if isinstance(value, bytes):
         return decode.body_value(value)
+    if isinstance(value, _Moment):
+        return iso_time(value.since_1970_ns)[:-1].replace("T", " ")  # as DuckDB writes it
     if isinstance(value, datetime.date | datetime.time | datetime.timedelta):
         return str(value)
     if isinstance(value, dict):
@@ -239,6 +272,8 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.6g}"
+    if isinstance(value, _Moment):
+        return iso_time(value.since_1970_ns)
     if isinstance(value, datetime.datetime):
         moment = value.replace(tzinfo=value.tzinfo or datetime.UTC)
         return iso_time(int(moment.timestamp() * 10**6) * 1000)

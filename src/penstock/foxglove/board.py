@@ -80,6 +80,8 @@ class Shown:
             body = self._presentation.convert(message, place)
         except ValueError as error:
             return str(error)
+        if message.timestamp_ns < 0:
+            return "its time is before 1970, which viewers cannot show"
         self.channel.log(body, log_time=message.timestamp_ns)
         return None
 

@@ -83,8 +83,9 @@ def configuration(
         lines.append(f"authorization {{ token: {_quoted(token)} }}")
     if encryption is not None:
         files = {"cert_file": encryption.certificate, "key_file": encryption.key, "ca_file": encryption.authority}
+        # The server's own 2 s are too short for a handshake on a busy machine.
         words = [f"{word}: {_quoted(str(file.absolute()))}" for word, file in files.items() if file is not None]
-        lines.append(f"tls {{ {', '.join(words)} }}")
+        lines.append(f"tls {{ {', '.join(words)}, timeout: 10 }}")
     if len(routes) > 1:
         others = ", ".join(_quoted(f"nats://{route}") for route in routes)
         listen = _quoted(f"{host}:{ports.cluster}")
