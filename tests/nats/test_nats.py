@@ -20,7 +20,7 @@ import pytest
 import penstock
 from penstock.bridge import Bridge
 from penstock.cli.start import start_options
-from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
+from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError, StateError
 from penstock.nats.connection import check_subject, headers_of, properties_of
 from penstock.nats.subscribing import _nanoseconds
 from penstock.observe.explain import explain
@@ -338,6 +338,87 @@ def test_what_is_published_during_a_reconnect_is_confirmed_by_the_server(tmp_pat
             assert publisher.ledger.delivered == 1
     finally:
         server.end()
+
+
+@pytest.mark.parametrize("options", ["", "?stream=CALLED", "?stream=CALLED&durable=d"])
+def test_a_function_is_called_with_every_message(server: Server, options: str) -> None:
+    """By a thread of its own, until ``close``; what the function raises is counted, and the next message comes."""
+    numbers = list(range(20))
+    if options == "?stream=CALLED":
+        server.make_stream("CALLED", ["called.>"])
+    where = server.address(f"called.{len(options)}", options)
+    found: list[int] = []
+
+    def note(message: penstock.Message) -> None:
+        found.append(int(bytes(message)))
+        if found[-1] == 3:
+            raise ValueError("of the function")
+
+    with penstock.subscriber(where, on_message=note) as subscriber:
+        with penstock.publisher(server.address(f"called.{len(options)}")) as publisher:
+            publisher.publish_many(b"%d" % number for number in numbers)
+        wait_until(lambda: len(found) == len(numbers) or subscriber.errors > 1)
+        assert (found, subscriber.errors) == (numbers, 1)
+        for read_it in (subscriber.read, subscriber.read_many):
+            with pytest.raises(StateError, match="open another subscriber to read"):
+                read_it()
+    with penstock.publisher(server.address(f"called.{len(options)}")) as publisher:
+        publisher.publish(b"20")
+    assert found == numbers and subscriber.closed
+
+
+def in_a_child(act: Callable[[], object], said: Path) -> str:
+    """What a forked child says of it."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(LONG))
+        try:
+            said.write_text(f"returned {act()!r}")
+        except BaseException as error:
+            said.write_text(f"{type(error).__name__} {error}")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    return said.read_text()
+
+
+def test_a_forked_child_does_not_use_its_parents_handles(server: Server, tmp_path: Path) -> None:
+    with (
+        penstock.subscriber(server.address("forked")) as subscriber,
+        penstock.publisher(server.address("forked")) as publisher,
+    ):
+        publisher.publish(b"before")
+        assert subscriber.wait(LONG)
+        subscriber.on_message(lambda message: None)
+        uses: dict[str, Callable[[], object]] = {
+            "read": lambda: subscriber.read(0),
+            "read_many": lambda: subscriber.read_many(1, 0),
+            "wait": lambda: subscriber.wait(0),
+            "fileno": subscriber.fileno,
+            "process_all": subscriber.process_all,
+            "publish": lambda: publisher.publish(b"of the child"),
+            "publish_many": lambda: publisher.publish_many([b"of the child"]),
+            "reserve": lambda: publisher.reserve(1),
+            "wait_ready": lambda: publisher.wait_ready(0),
+        }
+        said = {name: in_a_child(use, tmp_path / name) for name, use in uses.items()}
+        again = "was opened before this process was forked; open it again in the child"
+        of = {name: "publisher" if use_of_publisher(name) else "subscriber" for name in said}
+        assert said == {name: f"StateError this {handle} {again}" for name, handle in of.items()}
+        for handle in (subscriber, publisher):  # leaves the parent's connection as it is
+            assert in_a_child(handle.close, tmp_path / "close") == "returned None"
+        assert in_a_child(lambda: open_and_publish(server, b"own"), tmp_path / "own") == "returned None"
+        publisher.publish(b"after")
+        assert [bytes(message) for message in read(subscriber, 3)] == [b"before", b"own", b"after"]
+
+
+def use_of_publisher(name: str) -> bool:
+    return name.startswith("publish") or name in ("reserve", "wait_ready")
+
+
+def open_and_publish(server: Server, data: bytes) -> None:
+    with penstock.publisher(server.address("forked")) as publisher:
+        publisher.publish(data)
 
 
 def test_the_room_opens_handles_more_than_once(server: Server) -> None:

@@ -148,6 +148,7 @@ class Publisher(channel.Publisher):
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
         """Wait for the connection only: a NATS server does not say who subscribes."""
         check_subscribers(subscribers)
+        self._check()
         end = None if timeout is None else time.monotonic() + (check_timeout(timeout) or 0)
         while not self._connection.client.is_connected:
             self._check()
@@ -157,6 +158,7 @@ class Publisher(channel.Publisher):
         return True
 
     def _check(self) -> None:
+        self._connection.refuse_child("this publisher")
         if self.closed:
             raise ClosedError("this publisher was closed")
 
@@ -177,6 +179,8 @@ class Publisher(channel.Publisher):
 
     def close(self) -> None:
         """Send what is pending, and leave."""
+        if self._connection.forked:  # before the lock, which another thread may have held at the fork
+            return
         with self._lock:
             if self._final is not None:
                 return
