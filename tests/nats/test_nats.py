@@ -213,7 +213,7 @@ def test_a_host_without_a_port_has_that_of_nats() -> None:
     }.items():
         parts = penstock.address.parse(f"nats://{hosts}/s")
         assert penstock.address.places_of(parts.host, parts.port or 0) == places
-    for wrong in ("nats:///s", "nats://h:x/s", "nats://h:/s", "broker://h/s", "tcp://h"):
+    for wrong in ("nats:///s", "nats://h:x/s", "nats://h:/s", "nats://h:0/s", "nats://a:0,b/s", "broker://h/s", "tcp://h"):
         with pytest.raises(InvalidArgument, match="is not of the form"):
             penstock.address.parse(wrong)
 
@@ -419,6 +419,35 @@ def use_of_publisher(name: str) -> bool:
 def open_and_publish(server: Server, data: bytes) -> None:
     with penstock.publisher(server.address("forked")) as publisher:
         publisher.publish(data)
+
+
+def test_an_error_of_many_says_how_many_were_published_before(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.nats.publishing.UNDER_WAY", 2)
+    subject = server.address("some")
+    with penstock.subscriber(subject) as subscriber, penstock.publisher(subject) as publisher:
+        wrong: list[tuple[Any, dict[str, Any]]] = [
+            ([b"a", bytes(9 << 20), b"b"], {}),
+            ([b"a", "text"], {}),
+            ([b"a"], {"properties": {"two\nlines": ""}}),
+            ([b"a"], {"timeout": -1.0}),
+        ]
+        for batch, options in wrong:
+            with pytest.raises((CapacityError, InvalidArgument, TypeError)) as raised:
+                publisher.publish_many(batch, **options)
+            assert raised.value.published == 0  # type: ignore[union-attr]
+        deliver: Any = publisher._deliver  # type: ignore[attr-defined]
+
+        def refuse(items: list[Any], within: float | None) -> None:
+            if items[0][0] == b"2":
+                raise RefusedError("of the test")
+            deliver(items, within)
+
+        monkeypatch.setattr(publisher, "_deliver", refuse)
+        with pytest.raises(RefusedError) as refused:
+            publisher.publish_many([b"0", b"1", b"2", b"3"])
+        found = read(subscriber, 2)
+        assert refused.value.published == len(found)  # type: ignore[attr-defined]
+        assert [bytes(message) for message in found] == [b"0", b"1"] and subscriber.read(0.05) is None
 
 
 def test_the_room_opens_handles_more_than_once(server: Server) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -65,11 +66,13 @@ class Publisher(channel.Publisher):
         timeout: float | None = None,
     ) -> int:
         """Publish each of them, in order; gives how many were published. Properties: of all, or of each."""
-        items = [_bytes(item) for item in batch]
-        each = repeat(properties) if properties is None or isinstance(properties, Mapping) else list(properties)
-        if isinstance(each, list) and len(each) != len(items):
-            raise InvalidArgument(f"{len(items)} messages have {len(each)} properties")
-        return self._send([(item, headers_of(one, None)) for item, one in zip(items, each, strict=False)], timeout)
+        with _published(0):
+            items = [_bytes(item) for item in batch]
+            each = repeat(properties) if properties is None or isinstance(properties, Mapping) else list(properties)
+            if isinstance(each, list) and len(each) != len(items):
+                raise InvalidArgument(f"{len(items)} messages have {len(each)} properties")
+            ready = [(item, headers_of(one, None)) for item, one in zip(items, each, strict=False)]
+        return self._send(ready, timeout)
 
     def forward(self, batch: Batch | Sequence[Message]) -> int:
         """Publish messages of any reach with the times and properties they have."""
@@ -82,23 +85,23 @@ class Publisher(channel.Publisher):
         return reserve(self.publish, size, self)
 
     def _send(self, items: list[tuple[bytes, Headers]], timeout: float | None) -> int:
-        self._check()
-        most = self._connection.client.max_payload
-        for data, headers in items:
-            size = len(data) + sum(len(name) + len(value) + 4 for name, value in (headers or {}).items())
-            if size > most:
-                raise CapacityError(f"a message of {size} bytes is longer than the server takes ({most})")
-        within = self._access.timeout if timeout is None else check_timeout(timeout)
+        with _published(0):
+            self._check()
+            most = self._connection.client.max_payload
+            for data, headers in items:
+                size = len(data) + sum(len(name) + len(value) + 4 for name, value in (headers or {}).items())
+                if size > most:
+                    raise CapacityError(f"a message of {size} bytes is longer than the server takes ({most})")
+            within = self._access.timeout if timeout is None else check_timeout(timeout)
         for begin in range(0, len(items), UNDER_WAY):
             part = items[begin : begin + UNDER_WAY]
             self._counters.add("matched", len(part))
             self._counters.add("bytes", sum(len(data) for data, _ in part))
             try:
-                self._deliver(part, within)
+                with _published(begin):
+                    self._deliver(part, within)
             except BaseException as error:
                 self._counters.drop("refused" if isinstance(error, RefusedError) else "error", len(part))
-                if isinstance(error, TimeoutError):
-                    error.published = begin  # type: ignore[attr-defined]
                 raise
             self._counters.add("delivered", len(part))
         return len(items)
@@ -187,6 +190,16 @@ class Publisher(channel.Publisher):
             self._connection.close()
             self._final = self.ledger
             self._counters.close()
+
+
+@contextlib.contextmanager
+def _published(count: int) -> Iterator[None]:
+    """A context whose errors tell how many messages were published before it."""
+    try:
+        yield
+    except Exception as error:
+        error.published = count  # type: ignore[attr-defined]
+        raise
 
 
 def _bytes(data: Any) -> bytes:
