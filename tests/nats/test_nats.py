@@ -660,6 +660,10 @@ def test_subjects_and_headers() -> None:
         assert properties_of({"Penstock-Time-Ns": wrong}) == ({}, None)
     assert properties_of({"Nats-Sequence": "4", "Penstock-Time-Ns": "x"}) == ({}, None)
     assert headers_of({}, None) is None and properties_of(None) == ({}, None)
+    assert headers_of({"inner": "a b", "full": "x" * 65_523}, None)
+    for refused in ({"a": "line\nend"}, {"a": " b"}, {"a": "b\t"}, {"a b": ""}, {"a:": ""}, {"full": "x" * 65_533}):
+        with pytest.raises(InvalidArgument, match=r"cannot be a header|longer than 65536 bytes"):
+            headers_of(refused, None)
 
 
 def test_with_tls_nothing_is_sent_to_a_server_that_has_none() -> None:
