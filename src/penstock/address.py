@@ -146,9 +146,11 @@ def _parse_network(scheme: str, rest: str, options: dict[str, str], text: str) -
     host, colon, port = place.rpartition(":")
     if host.startswith("[") and host.endswith("]") and "," not in host:
         host = host[1:-1]
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
+    least = 1 if scheme in DEFAULT_PORTS else 0  # 0: one yet to be chosen
+    ports = [each.rpartition(":")[2] for each in place.split(",")] if least else [port]
+    if not colon or not host or not all(one.isdigit() and least <= int(one) <= 65535 for one in ports):
         encoded = "" if at or "@" not in topic else "; a secret before @ has / as %2F"
-        raise InvalidArgument(f"address {text!r} is not of the form {form} with a port of 0 to 65535{encoded}")
+        raise InvalidArgument(f"address {text!r} is not of the form {form} with a port of {least} to 65535{encoded}")
     if _PLACE_IN_TOPIC.search(topic):  # a:9876/orders,b:9876/orders: all of it after the first / would be a topic
         raise InvalidArgument(
             f"address {text!r}: write the name once, after the last host: {scheme}://A:PORT,B:PORT/NAME"

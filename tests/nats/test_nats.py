@@ -20,7 +20,7 @@ import pytest
 import penstock
 from penstock.bridge import Bridge
 from penstock.cli.start import start_options
-from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
+from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError, StateError
 from penstock.nats.connection import check_subject, headers_of, properties_of
 from penstock.nats.subscribing import _nanoseconds
 from penstock.observe.explain import explain
@@ -213,7 +213,7 @@ def test_a_host_without_a_port_has_that_of_nats() -> None:
     }.items():
         parts = penstock.address.parse(f"nats://{hosts}/s")
         assert penstock.address.places_of(parts.host, parts.port or 0) == places
-    for wrong in ("nats:///s", "nats://h:x/s", "nats://h:/s", "broker://h/s", "tcp://h"):
+    for wrong in ("nats:///s", "nats://h:x/s", "nats://h:/s", "nats://h:0/s", "nats://a:0,b/s", "broker://h/s", "tcp://h"):
         with pytest.raises(InvalidArgument, match="is not of the form"):
             penstock.address.parse(wrong)
 
@@ -338,6 +338,116 @@ def test_what_is_published_during_a_reconnect_is_confirmed_by_the_server(tmp_pat
             assert publisher.ledger.delivered == 1
     finally:
         server.end()
+
+
+@pytest.mark.parametrize("options", ["", "?stream=CALLED", "?stream=CALLED&durable=d"])
+def test_a_function_is_called_with_every_message(server: Server, options: str) -> None:
+    """By a thread of its own, until ``close``; what the function raises is counted, and the next message comes."""
+    numbers = list(range(20))
+    if options == "?stream=CALLED":
+        server.make_stream("CALLED", ["called.>"])
+    where = server.address(f"called.{len(options)}", options)
+    found: list[int] = []
+
+    def note(message: penstock.Message) -> None:
+        found.append(int(bytes(message)))
+        if found[-1] == 3:
+            raise ValueError("of the function")
+
+    with penstock.subscriber(where, on_message=note) as subscriber:
+        with penstock.publisher(server.address(f"called.{len(options)}")) as publisher:
+            publisher.publish_many(b"%d" % number for number in numbers)
+        wait_until(lambda: len(found) == len(numbers) or subscriber.errors > 1)
+        assert (found, subscriber.errors) == (numbers, 1)
+        for read_it in (subscriber.read, subscriber.read_many):
+            with pytest.raises(StateError, match="open another subscriber to read"):
+                read_it()
+    with penstock.publisher(server.address(f"called.{len(options)}")) as publisher:
+        publisher.publish(b"20")
+    assert found == numbers and subscriber.closed
+
+
+def in_a_child(act: Callable[[], object], said: Path) -> str:
+    """What a forked child says of it."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(LONG))
+        try:
+            said.write_text(f"returned {act()!r}")
+        except BaseException as error:
+            said.write_text(f"{type(error).__name__} {error}")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    return said.read_text()
+
+
+def test_a_forked_child_does_not_use_its_parents_handles(server: Server, tmp_path: Path) -> None:
+    with (
+        penstock.subscriber(server.address("forked")) as subscriber,
+        penstock.publisher(server.address("forked")) as publisher,
+    ):
+        publisher.publish(b"before")
+        assert subscriber.wait(LONG)
+        subscriber.on_message(lambda message: None)
+        uses: dict[str, Callable[[], object]] = {
+            "read": lambda: subscriber.read(0),
+            "read_many": lambda: subscriber.read_many(1, 0),
+            "wait": lambda: subscriber.wait(0),
+            "fileno": subscriber.fileno,
+            "process_all": subscriber.process_all,
+            "publish": lambda: publisher.publish(b"of the child"),
+            "publish_many": lambda: publisher.publish_many([b"of the child"]),
+            "reserve": lambda: publisher.reserve(1),
+            "wait_ready": lambda: publisher.wait_ready(0),
+        }
+        said = {name: in_a_child(use, tmp_path / name) for name, use in uses.items()}
+        again = "was opened before this process was forked; open it again in the child"
+        of = {name: "publisher" if use_of_publisher(name) else "subscriber" for name in said}
+        assert said == {name: f"StateError this {handle} {again}" for name, handle in of.items()}
+        for handle in (subscriber, publisher):  # leaves the parent's connection as it is
+            assert in_a_child(handle.close, tmp_path / "close") == "returned None"
+        assert in_a_child(lambda: open_and_publish(server, b"own"), tmp_path / "own") == "returned None"
+        publisher.publish(b"after")
+        assert [bytes(message) for message in read(subscriber, 3)] == [b"before", b"own", b"after"]
+
+
+def use_of_publisher(name: str) -> bool:
+    return name.startswith("publish") or name in ("reserve", "wait_ready")
+
+
+def open_and_publish(server: Server, data: bytes) -> None:
+    with penstock.publisher(server.address("forked")) as publisher:
+        publisher.publish(data)
+
+
+def test_an_error_of_many_says_how_many_were_published_before(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.nats.publishing.UNDER_WAY", 2)
+    subject = server.address("some")
+    with penstock.subscriber(subject) as subscriber, penstock.publisher(subject) as publisher:
+        wrong: list[tuple[Any, dict[str, Any]]] = [
+            ([b"a", bytes(9 << 20), b"b"], {}),
+            ([b"a", "text"], {}),
+            ([b"a"], {"properties": {"two\nlines": ""}}),
+            ([b"a"], {"timeout": -1.0}),
+        ]
+        for batch, options in wrong:
+            with pytest.raises((CapacityError, InvalidArgument, TypeError)) as raised:
+                publisher.publish_many(batch, **options)
+            assert raised.value.published == 0  # type: ignore[union-attr]
+        deliver: Any = publisher._deliver  # type: ignore[attr-defined]
+
+        def refuse(items: list[Any], within: float | None) -> None:
+            if items[0][0] == b"2":
+                raise RefusedError("of the test")
+            deliver(items, within)
+
+        monkeypatch.setattr(publisher, "_deliver", refuse)
+        with pytest.raises(RefusedError) as refused:
+            publisher.publish_many([b"0", b"1", b"2", b"3"])
+        found = read(subscriber, 2)
+        assert refused.value.published == len(found)  # type: ignore[attr-defined]
+        assert [bytes(message) for message in found] == [b"0", b"1"] and subscriber.read(0.05) is None
 
 
 def test_the_room_opens_handles_more_than_once(server: Server) -> None:
@@ -550,6 +660,10 @@ def test_subjects_and_headers() -> None:
         assert properties_of({"Penstock-Time-Ns": wrong}) == ({}, None)
     assert properties_of({"Nats-Sequence": "4", "Penstock-Time-Ns": "x"}) == ({}, None)
     assert headers_of({}, None) is None and properties_of(None) == ({}, None)
+    assert headers_of({"inner": "a b", "full": "x" * 65_523}, None)
+    for refused in ({"a": "line\nend"}, {"a": " b"}, {"a": "b\t"}, {"a b": ""}, {"a:": ""}, {"full": "x" * 65_533}):
+        with pytest.raises(InvalidArgument, match=r"cannot be a header|longer than 65536 bytes"):
+            headers_of(refused, None)
 
 
 def test_with_tls_nothing_is_sent_to_a_server_that_has_none() -> None:

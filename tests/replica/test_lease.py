@@ -225,6 +225,28 @@ def test_a_thread_that_gets_no_answer_tells_when_the_lease_has_ended(stream: Fak
     assert stream.last == 1
 
 
+def test_the_end_of_a_lease_is_told_while_a_renewal_waits_for_its_answer(stream: FakeStream) -> None:
+    """And what is answered after that is not the beginning of another one that somebody keeps."""
+    blocks = FakeBlocks(stream)
+    mine, lost, answer = Lease(blocks, "a:1", 0.5), threading.Event(), threading.Event()
+    stored = blocks.append
+
+    def append(data: bytes, after: int, identity: str) -> None:
+        answer.wait(LONG)
+        stored(data, after, identity)
+
+    assert mine.take()
+    blocks.append = append  # type: ignore[method-assign]
+    mine.keep(lost.set)
+    try:
+        assert lost.wait(LONG) and not answer.is_set()
+        assert not mine.held
+    finally:
+        answer.set()
+        assert mine.stop()
+    assert stream.last == 2, "the one that was waiting"
+
+
 def test_a_lease_has_a_sensible_length(stream: FakeStream) -> None:
     for length in (0.0, -1.0, float("nan"), 1e9):
         with pytest.raises(InvalidArgument, match="to 3600 seconds"):

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -142,6 +143,45 @@ def test_a_leader_that_was_cut_off_drops_its_clients_and_stands_by(group: list[M
     second.end()
     until(lambda: first.leads, "the first one leads again")
     assert read_all(group, 2) == [b"one", b"two"]
+
+
+def test_a_leader_whose_cluster_is_silent_drops_its_clients_when_its_lease_has_ended(group: list[Member]) -> None:
+    """By its own clock: the renewal of the lease and the commit still wait for an answer."""
+    first, second = group
+    answer = threading.Event()
+    waiting: set[str] = set()
+
+    def silence(blocks: FakeBlocks, name: str) -> None:
+        def append(data: bytes, after: int, identity: str) -> None:
+            waiting.add(name)
+            answer.wait(2 * LONG)
+            raise ConnectionError("cut off")
+
+        blocks.append = append  # type: ignore[method-assign]
+
+    with (
+        socket.create_connection(("127.0.0.1", first.port)) as idle,
+        Client(port=first.port, timeout=LONG, reconnect=False) as publishing,
+        Client(port=first.port, timeout=LONG, reconnect=False) as asking,
+    ):
+        asking.ping()
+        idle.settimeout(LONG)
+        try:
+            for blocks, name in ((first.blocks, "the commit"), (first.lease_blocks, "the lease")):
+                silence(blocks, name)
+            with pytest.raises(ClosedError):
+                publishing.publish("t", b"not confirmed")
+            assert idle.recv(1) == b""
+            with pytest.raises(ClosedError):
+                asking.ping()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", first.port), LONG)
+            assert waiting == {"the commit", "the lease"} and not answer.is_set()
+            until(lambda: second.leads, "the second one leads")
+        finally:
+            answer.set()
+            for blocks in (first.blocks, first.lease_blocks):
+                del blocks.append
 
 
 def test_a_leader_that_ends_gives_the_lead_back(group: list[Member]) -> None:

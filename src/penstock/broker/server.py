@@ -184,6 +184,13 @@ class Server:
         with contextlib.suppress(OSError, ValueError):  # closed already
             os.eventfd_write(self._wake, 1)
 
+    def cut_off(self) -> None:
+        """Listen no more and end every connection, even while the loop waits for its store. Any thread."""
+        for sock in (self._listener, *(connection.socket for connection in self.connections.copy().values())):
+            with contextlib.suppress(OSError):  # closed already
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not that of TLS, whose state belongs to the loop
+        self.wake()
+
     def reload(self) -> None:
         """Read the tokens again at the next turn. Any thread, any signal handler."""
         self._reload = True
@@ -578,7 +585,8 @@ class Server:
             except BlockingIOError:
                 return
             except OSError as error:
-                log.warning("cannot accept: %s", error)
+                if self._leads():  # else it was cut off
+                    log.warning("cannot accept: %s", error)
                 return
             if len(self.connections) >= self.max_connections:
                 sock.close()

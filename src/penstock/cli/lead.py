@@ -41,6 +41,7 @@ class Turns:
         self._replica: Replica | None = None
         self._server: Server | None = None
         self._offered = False  # the lead, because the disk is full
+        self._ended = False  # this turn, with its lease
 
     def stop(self, *_: object) -> None:
         """End for good. Any thread, any signal handler."""
@@ -80,10 +81,10 @@ class Turns:
         from penstock.replica import Replica
 
         replica = self._replica = Replica(self._directory, self._blocks)
-        self._offered = False
+        self._offered = self._ended = False
         self._lease.keep(self._lost, self._offers)  # before the log is read, which may take longer than a lease
         try:
-            server = self._server = self._serve(replica, lambda: self._lease.held)
+            server = self._server = self._serve(replica, lambda: self._lease.held and not self._ended)
             if self._stopped:
                 server.stop()
             self._leading(server)
@@ -111,9 +112,10 @@ class Turns:
         return offered
 
     def _lost(self) -> None:
-        """The lease has ended: end all waits."""
+        """The lease has ended: end all waits, and cut off the clients first, as one of them may wait for an answer."""
+        self._ended = True  # a renewal whose answer comes now changes nothing
         replica, server = self._replica, self._server
+        if server is not None:
+            server.cut_off()
         if replica is not None:
             replica.end_after(0)
-        if server is not None:
-            server.wake()

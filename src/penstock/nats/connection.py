@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import re
 import socket
 import ssl
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 
 from penstock.address import places_of
 from penstock.channel import check_timeout
-from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError
+from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError, StateError
 from penstock.nats_credentials import read_credentials
 from penstock.resolving import resolving
 from penstock.throttle import Throttle
@@ -203,6 +204,7 @@ class Connection:
             raise InvalidArgument("nats:// needs nats-py: pip install 'penstock[nats]'") from None
         self.access = access
         self.closed = False
+        self._pid = os.getpid()
         options = access.options()
         self._refuse_nobody()
         self._throttle = Throttle(log)
@@ -282,6 +284,16 @@ class Connection:
         self._unusable = ""
         log.warning("nats://%s: connected again", self.access.place)
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child's copy: the connection and the thread belong to the parent."""
+        return os.getpid() != self._pid
+
+    def refuse_child(self, handle: str) -> None:
+        """StateError in a forked child."""
+        if self.forked:
+            raise StateError(f"{handle} was opened before this process was forked; open it again in the child")
+
     def run(self, work: Coroutine[Any, Any, Result], timeout: float | None) -> Result:
         """Run a coroutine in the loop and wait for it. Errors of nats-py become the usual ones."""
         import nats.errors
@@ -312,7 +324,7 @@ class Connection:
 
     def close(self) -> None:
         """Send what is pending and leave, for as long as the time-out allows."""
-        if self.closed:
+        if self.closed or self.forked:
             return
         with contextlib.suppress(PenstockError, OSError):
             self.run(self._leave(), min(self.access.timeout, 5.0))

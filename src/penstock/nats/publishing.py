@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -65,11 +66,13 @@ class Publisher(channel.Publisher):
         timeout: float | None = None,
     ) -> int:
         """Publish each of them, in order; gives how many were published. Properties: of all, or of each."""
-        items = [_bytes(item) for item in batch]
-        each = repeat(properties) if properties is None or isinstance(properties, Mapping) else list(properties)
-        if isinstance(each, list) and len(each) != len(items):
-            raise InvalidArgument(f"{len(items)} messages have {len(each)} properties")
-        return self._send([(item, headers_of(one, None)) for item, one in zip(items, each, strict=False)], timeout)
+        with _published(0):
+            items = [_bytes(item) for item in batch]
+            each = repeat(properties) if properties is None or isinstance(properties, Mapping) else list(properties)
+            if isinstance(each, list) and len(each) != len(items):
+                raise InvalidArgument(f"{len(items)} messages have {len(each)} properties")
+            ready = [(item, headers_of(one, None)) for item, one in zip(items, each, strict=False)]
+        return self._send(ready, timeout)
 
     def forward(self, batch: Batch | Sequence[Message]) -> int:
         """Publish messages of any reach with the times and properties they have."""
@@ -82,23 +85,23 @@ class Publisher(channel.Publisher):
         return reserve(self.publish, size, self)
 
     def _send(self, items: list[tuple[bytes, Headers]], timeout: float | None) -> int:
-        self._check()
-        most = self._connection.client.max_payload
-        for data, headers in items:
-            size = len(data) + sum(len(name) + len(value) + 4 for name, value in (headers or {}).items())
-            if size > most:
-                raise CapacityError(f"a message of {size} bytes is longer than the server takes ({most})")
-        within = self._access.timeout if timeout is None else check_timeout(timeout)
+        with _published(0):
+            self._check()
+            most = self._connection.client.max_payload
+            for data, headers in items:
+                size = len(data) + sum(len(name) + len(value) + 4 for name, value in (headers or {}).items())
+                if size > most:
+                    raise CapacityError(f"a message of {size} bytes is longer than the server takes ({most})")
+            within = self._access.timeout if timeout is None else check_timeout(timeout)
         for begin in range(0, len(items), UNDER_WAY):
             part = items[begin : begin + UNDER_WAY]
             self._counters.add("matched", len(part))
             self._counters.add("bytes", sum(len(data) for data, _ in part))
             try:
-                self._deliver(part, within)
+                with _published(begin):
+                    self._deliver(part, within)
             except BaseException as error:
                 self._counters.drop("refused" if isinstance(error, RefusedError) else "error", len(part))
-                if isinstance(error, TimeoutError):
-                    error.published = begin  # type: ignore[attr-defined]
                 raise
             self._counters.add("delivered", len(part))
         return len(items)
@@ -148,6 +151,7 @@ class Publisher(channel.Publisher):
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
         """Wait for the connection only: a NATS server does not say who subscribes."""
         check_subscribers(subscribers)
+        self._check()
         end = None if timeout is None else time.monotonic() + (check_timeout(timeout) or 0)
         while not self._connection.client.is_connected:
             self._check()
@@ -157,6 +161,7 @@ class Publisher(channel.Publisher):
         return True
 
     def _check(self) -> None:
+        self._connection.refuse_child("this publisher")
         if self.closed:
             raise ClosedError("this publisher was closed")
 
@@ -177,12 +182,24 @@ class Publisher(channel.Publisher):
 
     def close(self) -> None:
         """Send what is pending, and leave."""
+        if self._connection.forked:  # before the lock, which another thread may have held at the fork
+            return
         with self._lock:
             if self._final is not None:
                 return
             self._connection.close()
             self._final = self.ledger
             self._counters.close()
+
+
+@contextlib.contextmanager
+def _published(count: int) -> Iterator[None]:
+    """A context whose errors tell how many messages were published before it."""
+    try:
+        yield
+    except Exception as error:
+        error.published = count  # type: ignore[attr-defined]
+        raise
 
 
 def _bytes(data: Any) -> bytes:

@@ -78,7 +78,7 @@ class Subscriber(channel.Subscriber):
         self._count = 0
         self._lock = threading.Lock()
         self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._failure: Exception | None = None
+        self._closing = False
         self._failed = False  # the block was left by an error
         self._jetstream = bool(stream)
         self._refused = ""  # why the last request for messages was
@@ -268,14 +268,18 @@ class Subscriber(channel.Subscriber):
 
     def read(self, timeout: float | None = None) -> Message | None:
         """The next message, or None when the time is over."""
-        found = self.read_many(1, timeout)
+        found = self._take(1, timeout)
         return found[0] if found else None
 
     def read_many(self, most: int = 1024, timeout: float | None = None) -> list[Message]:
         """Up to ``most`` messages that are there; waits for the first one only."""
         if most < 1:
             raise InvalidArgument(f"most={most} must be 1 or more")
+        return self._take(most, timeout)
+
+    def _take(self, most: int, timeout: float | None) -> list[Message]:
         deadline = Deadline(timeout)
+        self._check()  # before the lock, which another thread may have held at a fork
         self._acknowledge()
         while True:
             with self._lock:
@@ -298,6 +302,7 @@ class Subscriber(channel.Subscriber):
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until there is something to read; False when the time is over."""
         deadline = Deadline(timeout)
+        self._check()
         while True:
             with self._lock:
                 self._check()
@@ -323,7 +328,7 @@ class Subscriber(channel.Subscriber):
         """Acknowledge to the stream what was read."""
         with self._lock:
             done, self._unacknowledged = self._unacknowledged, []
-        if done and not self.closed:
+        if done:
             self._connection.run(self._acknowledge_all(done), self._connection.access.timeout)
 
     async def _give_back(self) -> None:
@@ -349,7 +354,12 @@ class Subscriber(channel.Subscriber):
         for message in messages:
             await message.ack()
 
+    def _available_messages(self) -> Iterator[Message]:
+        self._check()
+        return super()._available_messages()
+
     def _check(self) -> None:
+        self._connection.refuse_child("this subscriber")
         if self.closed:
             raise ClosedError("this subscriber was closed")
 
@@ -367,7 +377,7 @@ class Subscriber(channel.Subscriber):
     @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
-        return self._final is not None
+        return self._closing
 
     def __exit__(self, *error: object) -> None:
         self._failed = error[:1] not in ((), (None,))
@@ -375,8 +385,12 @@ class Subscriber(channel.Subscriber):
 
     def close(self) -> None:
         """Acknowledge what was read, unless an error ended the block; give back to a stream what was not; leave."""
-        if self.closed:
+        if self._connection.forked:  # before the lock
             return
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True  # nothing is read from here on: what waits is given back
         with contextlib.suppress(Exception):
             if not self._failed:
                 self._acknowledge()
@@ -384,13 +398,12 @@ class Subscriber(channel.Subscriber):
                 self._connection.run(self._give_back(), min(self._connection.access.timeout, GIVE_BACK_S))
         self._connection.close()
         with self._lock:
-            if self._final is None:
-                left = len(self._waiting)
-                if left and not self._jetstream:
-                    self._counters.drop("closed", left)
-                self._final = self.ledger
-                self._counters.close()
-                os.close(self._ready)
+            left = len(self._waiting)
+            if left and not self._jetstream:
+                self._counters.drop("closed", left)
+            self._final = self.ledger
+            self._counters.close()
+            os.close(self._ready)
 
 
 def _sequence(message: Any) -> int:

@@ -19,6 +19,7 @@ stream for writing appends one, so that an earlier writer cannot append any more
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import dataclass
 from typing import Final
@@ -80,6 +81,11 @@ class Block:
         return b"".join((head, _SUM.pack(crc32c(self.data, crc32c(head))), self.data))
 
 
+@functools.lru_cache(maxsize=4)  # all blocks of a stream have the same
+def _uuid(data: bytes) -> UUID:
+    return UUID(bytes=data)
+
+
 def decode(data: bytes, place: str) -> Block:
     """The inverse of ``encode``; CorruptionError names ``place``."""
     if len(data) < HEAD.size or data[:4] != MAGIC:
@@ -92,4 +98,4 @@ def decode(data: bytes, place: str) -> Block:
     body = data[HEAD.size :]
     if size != len(body) or crc32c(body, crc32c(data[: HEAD.size - 4])) != checksum:
         raise CorruptionError(f"{place} is damaged: its checksum is wrong (positions from {first} on)", place)
-    return Block(UUID(bytes=uuid), epoch, writer, first, following, segment, revision, offset, link, flags, body)
+    return Block(_uuid(uuid), epoch, writer, first, following, segment, revision, offset, link, flags, body)

@@ -155,6 +155,8 @@ class Chains:
         if block.more:
             return None
         parts, self._begun = self._begun, []
+        if len(parts) == 1:
+            return self._first, block
         return self._first, replace(parts[0], flags=parts[0].flags & ~MORE, data=b"".join(one.data for one in parts))
 
 

@@ -83,8 +83,9 @@ class Lease:
         self._until = 0.0  # when our own lease ends
         self._not_before = 0.0  # when the lease of the one has ended whose place was claimed
         self._sent = (0, 0.0)  # the last block that was sent, and when it was first sent
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()  # the lease is not to be renewed any more
+        self._over = threading.Event()  # nor is it
+        self._threads: list[threading.Thread] = []
 
     @property
     def held(self) -> bool:
@@ -179,33 +180,47 @@ class Lease:
     # -- renewing ---------------------------------------------------------------------------------------------------
 
     def keep(self, lost: Callable[[], None], offers: Callable[[], bool] = lambda: False) -> None:
-        """Renew the lease in a thread of its own until ``stop``; ``lost`` is called once when it has ended. While
-        ``offers`` returns True, the place is offered to others.
+        """Renew the lease in a thread of its own until ``stop``. When it has ended, another thread calls ``lost`` once:
+        by the clock alone, for a renewal may wait for its answer much longer. While ``offers`` returns True, the place
+        is offered to others.
         """
         self._ended.clear()
-        self._thread = threading.Thread(target=self._keep, args=(lost, offers), name="penstock-lease", daemon=True)
-        self._thread.start()
+        self._over.clear()
+        self._threads = [
+            threading.Thread(target=self._keep, args=(offers,), name="penstock-lease", daemon=True),
+            threading.Thread(target=self._tell_end, args=(lost,), name="penstock-lease-end", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def stop(self, patience_s: float | None = None) -> bool:
-        """End the thread, and whether it has ended; the lease ends when its time is over."""
+        """End the threads, and whether they have ended; the lease ends when its time is over."""
         self._ended.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(patience_s)
-            if self._thread.is_alive():
-                return False
-            self._thread = None
-        return True
+        self._over.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(patience_s)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return not [thread for thread in self._threads if thread is not threading.current_thread()]
 
-    def _keep(self, lost: Callable[[], None], offers: Callable[[], bool]) -> None:
-        while not self._ended.wait(self.lease_s / RENEWALS):
-            try:
-                if not self.renew(offered=offers()):
-                    break
-            except (PenstockError, OSError) as error:
-                if not self.held:
-                    log.warning("%s: the lease could not be renewed: %s", self.blocks.name, error)
-                    break
+    def _keep(self, offers: Callable[[], bool]) -> None:
+        try:
+            while not self._ended.wait(self.lease_s / RENEWALS):
+                try:
+                    if not self.renew(offered=offers()):
+                        break
+                except (PenstockError, OSError) as error:
+                    if not self.held:
+                        log.warning("%s: the lease could not be renewed: %s", self.blocks.name, error)
+                        break
+        finally:
+            self._over.set()
+
+    def _tell_end(self, lost: Callable[[], None]) -> None:
+        while self.held and not self._over.wait(max(0.0, self._until - self._clock())):
+            pass
         if not self._ended.is_set():
+            self._ended.set()  # a renewal that waits for its answer is the last one
             lost()
 
 

@@ -151,13 +151,13 @@ def _announced(headers: bool, rest: bytes) -> tuple[str, str, int, int]:
 def _message(subject: str, subscription: str, head: bytes, data: bytes) -> Message:
     if not head:
         return Message(subject, subscription, data, {})
-    first, *lines = head.split(END)
-    if not first.startswith(_VERSION):
+    if not head.startswith(_VERSION):
         raise ProtocolError("the headers of a NATS message do not begin with their version")
-    status, _, description = _text(first[len(_VERSION) :].strip()).partition(" ")
+    first, *lines = _text(head[len(_VERSION) :]).split("\r\n")
+    status, _, description = first.strip().partition(" ")
     headers = {}
     for line in lines:
-        name, mark, value = _text(line).partition(":")
+        name, mark, value = line.partition(":")
         if mark:
             headers[name.strip()] = value.strip()
     number = int(status) if status.isascii() and status.isdigit() and len(status) <= 4 else 0
