@@ -1,4 +1,4 @@
-// penstock._core.broker: the binding files of this room, bindings*.cpp, are the ones that know Python.
+// penstock._core.broker: the files bindings* and python.hpp are the only ones of this room that know Python.
 #include "bindings.hpp"
 
 #include "broker/python.hpp"

@@ -1,4 +1,4 @@
-// penstock._core.gateway: the binding files are the only ones of this room that know Python.
+// penstock._core.gateway: the files bindings* and objects.hpp are the only ones of this room that know Python.
 #include "bindings.hpp"
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// penstock._core.shm. The files bindings*.cpp are the only ones of this room that know Python.
+// penstock._core.shm. The files bindings* are the only ones of this room that know Python.
 #include "shm/bindings.hpp"
 
 #include <nanobind/nanobind.h>

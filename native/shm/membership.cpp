@@ -203,8 +203,13 @@ void Membership::count_sure() const { channel.header->sure.store(held_by_others(
 
 std::string Membership::who_holds_what() const {
     std::string text;
+    std::uint32_t unnamed = 0;
     auto add = [&](const char *kind, const Member &member, std::uint32_t i, const std::string &what) {
-        if (!member.taken.load() || text.size() > 800) return;
+        if (!member.taken.load()) return;
+        if (text.size() > 800) {
+            ++unnamed;
+            return;
+        }
         text += (text.empty() ? "" : ", ") + std::string(kind) + " " + std::to_string(i) + " (pid " +
                 std::to_string(member.pid) + ") " + what;
     };
@@ -218,6 +223,7 @@ std::string Membership::who_holds_what() const {
         add("subscriber", channel.subscribers[i], i,
             "holds " + std::to_string(held) + " and is sure of " + std::to_string(channel.subscribers[i].most_held));
     }
+    if (unnamed) text += " and " + std::to_string(unnamed) + " more";
     return text.empty() ? "nobody is there" : text;
 }
 

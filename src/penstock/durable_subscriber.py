@@ -49,7 +49,7 @@ def _kept_at(address: Address, live_options: Mapping[str, Any]) -> str:
             directory = looking._durable("")
     if not directory:
         raise RefusedError(
-            f"nobody says where {address.scheme}:{address.name} is kept: its publisher is not there, or has no "
+            f"{address.scheme}:{address.name} has no messages on disk that are known: it has no running publisher with "
             "durable=; give durable=DIRECTORY to read what a publisher left"
         )
     return str(directory)

@@ -99,7 +99,7 @@ def describe(error: BaseException) -> str:
     """An error as one sentence; an ``OSError`` names its file."""
     if isinstance(error, OSError) and error.strerror:
         if isinstance(error, FileExistsError | NotADirectoryError) and os.path.isfile(error.filename or ""):
-            return f"{error.filename} is a file, and a directory is wanted there"
+            return f"{error.filename} is a file; give the name of a directory"
         about = f"{error.filename}: " if error.filename else ""
         # the numbers of TLS and of resolvers are none of the system, and an error of Penstock says why itself
         number = error.errno or 0

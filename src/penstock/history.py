@@ -66,9 +66,11 @@ def kept_of(history: int | str | None, latest: bool, history_bytes: int | str | 
         if not 0 <= count <= MAX_MESSAGES:
             raise InvalidArgument(f"history={count} must be 0 to {MAX_MESSAGES} messages")
         return Kept(count, 0, most_bytes)
-    seconds = duration_s(history, "history")
-    if not is_duration(history) or not 0 <= seconds < math.inf:
-        raise InvalidArgument(f"history={history!r} is no duration; write '5 s' or '2 min', or a number of messages")
+    seconds = duration_s(history, "history") if is_duration(history) else math.inf
+    if not 0 <= seconds < math.inf:
+        raise InvalidArgument(
+            f"history {history!r} is neither a number of messages nor a duration such as '5 s' or '2 min'"
+        )
     age_ns = int(seconds * 1e9)
     return Kept(MAX_MESSAGES if age_ns else 0, age_ns, most_bytes)
 

@@ -22,7 +22,7 @@ from .conftest import LONG, Wire, until
 
 
 def test_it_listens_on_loopback_alone_unless_told(tmp_path: Path, tokens: Path) -> None:
-    with pytest.raises(RefusedError, match="--insecure"):
+    with pytest.raises(InvalidArgument, match="--insecure"):
         Server(tmp_path / "a", 0, host="0.0.0.0")
     with Server(tmp_path / "a", 0) as server:
         assert server.host == "127.0.0.1"

@@ -67,7 +67,7 @@ def test_what_is_no_journal(folder: Path, command: str) -> None:
 )
 def test_a_file_where_a_directory_is_wanted(folder: Path, arguments: list[str]) -> None:
     said = sentence(folder, FAILED, *arguments)
-    assert "file is a file, and a directory is wanted there" in said, said
+    assert "file is a file; give the name of a directory" in said, said
 
 
 def test_a_port_that_is_taken(folder: Path, taken: int) -> None:
@@ -106,8 +106,65 @@ def test_why_asks_nothing_of_a_broker_that_is_not_there(folder: Path, free: int)
 
 def test_a_file_that_is_not_there_is_told_before_anybody_is_waited_for(folder: Path) -> None:
     for more in ([], ["--lines"]):
-        said = sentence(folder, FAILED, "pub", "shm:/test-sentences", "--file", "nowhere", *more)
+        said = sentence(folder, USAGE, "pub", "shm:/test-sentences", "--file", "nowhere", *more)
         assert "nowhere: No such file" in said, said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "broker b 0 --tokens nowhere",
+        "broker b 0 --certificate nowhere",
+        "broker b 0 --store nats://127.0.0.1:1/s --store-authority nowhere",
+        "replica b --store nats://127.0.0.1:1/s --store-authority nowhere",
+        "monitor --port 0 --tls-certificate nowhere --tls-key nowhere",
+        "sub tcp://127.0.0.1:1?tls=nowhere",
+        "run nowhere",
+        "import nowhere -o imported",
+        "bridge shm:/test-a shm:/test-b --vchans nowhere",
+    ],
+)
+def test_a_file_that_is_not_there_is_wrong_usage_of_every_command(folder: Path, words: str) -> None:
+    assert "nowhere" in sentence(folder, USAGE, *words.split())
+
+
+@pytest.mark.parametrize("words", ["broker b 0", "monitor --port 0", "foxglove --port 0", "pub tcp://0.0.0.0:0 hello"])
+def test_listening_beyond_this_machine_without_a_protection_is_wrong_usage(folder: Path, words: str) -> None:
+    host = [] if "0.0.0.0" in words else ["--host", "0.0.0.0"]
+    assert "insecure" in sentence(folder, USAGE, *words.split(), *host)
+
+
+def test_a_bridge_to_nobody_says_only_that(folder: Path, free: int) -> None:
+    said = sentence(folder, FAILED, "bridge", f"tcp://127.0.0.1:{free}", "shm:/test-sentences")
+    assert "nobody listens there" in said and said.count("\n") == 1, said
+
+
+def test_a_file_that_is_no_mcap_is_called_that(folder: Path) -> None:
+    pytest.importorskip("mcap")
+    for content in (b"", b"x\n", b"x" * 100):
+        (folder / "x.mcap").write_bytes(content)
+        assert "x.mcap is not an MCAP file" in sentence(folder, FAILED, "import", "x.mcap", "-o", f"to{len(content)}")
+
+
+def test_the_refusal_of_a_quantity_names_all_that_is_taken(folder: Path) -> None:
+    said = sentence(folder, USAGE, "record", "shm:/test-sentences", "-o", "r", "--split", "lots")
+    assert "--split 'lots' is neither a size (500M) nor a duration" in said, said
+    said = sentence(folder, USAGE, "pub", "shm:/test-sentences", "hi", "--wait", "0", "--history", "many")
+    assert "history 'many' is neither a number of messages nor a duration" in said, said
+
+
+def test_one_message_is_no_messages(folder: Path) -> None:
+    assert "published 1 message," in sentence(folder, 0, "pub", "journal:one#t", "hi")
+    assert "wrote 1 message to" in sentence(folder, 0, "export", "one", "--to", "csv", "-o", "x.csv")
+    assert "1 message, positions" in sentence(folder, 0, "journal", "info", "one")
+    assert "played 1 message in" in sentence(folder, 0, "play", "one", "--map", "t=journal:two#t")
+
+
+def test_a_folder_that_stands_where_sql_expects_a_query_is_told_how_to_be_written(folder: Path) -> None:
+    pytest.importorskip("duckdb")
+    sentence(folder, 0, "pub", "journal:one#t", "hi")
+    said = sentence(folder, USAGE, "sql", "select count(*) from (one)")
+    assert "there is a folder one; write it directly after FROM or JOIN, without brackets" in said, said
 
 
 def test_rates_of_what_is_no_address(folder: Path) -> None:

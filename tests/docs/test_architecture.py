@@ -1,4 +1,4 @@
-"""The rooms that ARCHITECTURE.md draws are the layers that import-linter checks, in the same order."""
+"""What ARCHITECTURE.md says of rooms and files holds: the layers that import-linter checks, the files that know Python."""
 
 from __future__ import annotations
 
@@ -28,3 +28,16 @@ def checked() -> list[set[str]]:
 
 def test_the_picture_of_the_rooms_is_what_is_checked() -> None:
     assert drawn() == checked()
+
+
+def test_only_the_named_files_of_a_native_room_know_python() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    said = re.search(r"In `native/ROOM` only the\s+files (.*?) know Python; in `native/bus`,.*?Python objects, (.*?) do too", text, re.DOTALL)
+    assert said is not None
+    named, of_the_bus = (re.findall(r"`([^`]+)`", part) for part in said.groups())
+    native = ROOT / "native"
+    rooms = [folder for folder in native.iterdir() if folder.is_dir() and folder.name not in ("tests", "message")]
+    sources = [path for room in rooms for path in room.rglob("*.[ch]pp")]
+    knowing = {path for path in sources if re.search(r"Python\.h|PyObject|nanobind", path.read_text())}
+    allowed = {path for path in knowing if any(path.match(name) for name in named)}
+    assert {path.relative_to(native) for path in knowing - allowed} == {Path("bus", name) for name in of_the_bus}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections import deque
@@ -34,6 +35,17 @@ def test_who_joins_is_sure_of_two(name: str, slots: int, publishers: int, viewer
         assert join_until_refused(stack, name) == viewers
         for camera in cameras:
             assert camera.publish(b"frame")
+
+
+def test_a_refusal_names_who_holds_the_slots_and_counts_the_others(name: str) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(shm.Publisher(name, slots=64))
+        viewers = join_until_refused(stack, name)
+        with pytest.raises(penstock.CapacityError) as refused:
+            shm.Subscriber(name)
+        named = re.findall(r"(?:publisher|subscriber) \d+ \(pid", str(refused.value))
+        more = re.search(r" and (\d+) more[,;)]", str(refused.value))
+        assert more is not None and len(named) + int(more[1]) == 1 + viewers, refused.value
 
 
 @pytest.mark.parametrize(("viewers", "too_few", "enough"), [(4, 8, 10), (2, 4, 6), (4, 3, 10), (2, 3, 6)])

@@ -433,7 +433,9 @@ class Bridge:
     def __enter__(self) -> Bridge:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._closing.set()  # the error says why nothing was carried
         self.close()
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.address import check_host, is_loopback
 from penstock.broker.endpoint import tls_context
 from penstock.broker.rights import Tokens
-from penstock.errors import InvalidArgument, RefusedError
+from penstock.errors import InvalidArgument
 
 log = logging.getLogger("penstock.broker")
 
@@ -34,7 +34,7 @@ class Entry:
         self._host = host
         self._loopback = is_loopback(host)
         if not (self._loopback or self.tokens.required or insecure):
-            raise RefusedError(
+            raise InvalidArgument(
                 f"{host} is reachable from other machines: give --tokens (and --certificate), or say --insecure"
             )
         self.raw_allowed = not self.tokens.required and (self._loopback or insecure)

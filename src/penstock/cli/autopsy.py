@@ -71,8 +71,8 @@ def _nothing(subject: str | None, file: DeathFile) -> str:
     not_kept = [f"{_left_out(death)} of pid {death.pid}" for death in file.deaths if death.left_out]
     more = "" if subject is None or subject.isdigit() or not not_kept else f"; handles not kept: {', '.join(not_kept)}"
     return (
-        f"nothing is known of a dead {_words(subject)} in {file.path}; the last 32 processes that died are kept, by "
-        f"the user whose program finds them dead first{more}"
+        f"nothing is known of a dead {_words(subject)} in {file.path}; records of the last 32 dead processes are "
+        f"kept, for the user whose process found them{more}"
     )
 
 

@@ -103,5 +103,5 @@ def _line(ages: list[float], as_json: bool) -> None:
     text = show.seconds_text
     print(
         f"mean {text(mean)}  least {text(ages[0])}  p50 {text(at(0.5))}  p99 {text(at(0.99))}  most {text(ages[-1])}"
-        f"  of {len(ages)} messages", flush=True,
+        f"  of {show.number_of(len(ages), 'message')}", flush=True,
     )  # fmt: skip

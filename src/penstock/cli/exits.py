@@ -3,7 +3,7 @@
 =====  =====================================================================
 0      done (a service that is at its work and is asked to stop by Ctrl-C, SIGTERM or SIGHUP has done it too)
 1      failed: the line on standard error says what and what to do
-2      wrong usage: an argument or option that cannot be right
+2      wrong usage: an argument or option that cannot be right, or that names a file that does not exist
 3      the time was over before what was asked for had happened
 4      a check found something wrong (``doctor``, ``why``, ``journal verify``)
 69     something is not installed; the line says how to install it
@@ -357,9 +357,17 @@ def _code(error: BaseException) -> int:
         return NOT_INSTALLED
     if isinstance(error, TimeoutError):
         return TIME_OVER
-    if getattr(error, "code", "") in WRONG_WORDS:
+    if getattr(error, "code", "") in WRONG_WORDS or _names_no_file(error):
         return USAGE
     return USAGE if isinstance(error, InvalidArgument | TypeError) else FAILED
+
+
+def _names_no_file(error: BaseException) -> bool:
+    """Whether the command line names a file that does not exist, by itself or in an option of an address."""
+    if not isinstance(error, FileNotFoundError) or not error.filename:
+        return False
+    name = os.fsdecode(error.filename)
+    return any(name == given or given.endswith(f"={name}") or f"={name}&" in given for given in sys.argv[1:])
 
 
 def _forget_output() -> None:

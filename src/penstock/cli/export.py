@@ -119,7 +119,7 @@ def export(
     if as_json:  # on standard error if the data goes to standard output
         show.print_json({"file": str(target), "messages": count}, sys.stderr if str(target) == "-" else sys.stdout)
     elif str(target) != "-":
-        print(f"wrote {show.count_text(count)} messages to {target}", file=sys.stderr)
+        print(f"wrote {show.number_of(count, 'message')} to {target}", file=sys.stderr)
 
 
 def _features(given: list[str] | None, topics: list[str] | None) -> dict[str, str]:

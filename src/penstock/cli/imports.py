@@ -36,11 +36,15 @@ def import_(
     Example: [green]penstock import drive.mcap -o drive[/]
     """
     from mcap.reader import make_reader
+    from mcap.writer import MCAP0_MAGIC
 
     from penstock.journal import Entry, Journal
 
     if output.exists() and any(output.iterdir()):
         raise InvalidArgument(f"{output} is not empty; a recording begins in a folder of its own")
+    with file.open("rb") as stream:
+        if stream.read(len(MCAP0_MAGIC)) != MCAP0_MAGIC:
+            raise CorruptionError(f"{file} is not an MCAP file: it does not begin with the mark of one", str(file))
     counts: dict[str, int] = {}
     channels: dict[str, int] = {}  # by topic, the channel of its last message
     said: dict[str, str] = {}
@@ -83,7 +87,7 @@ def import_(
     if as_json:
         show.print_json({"directory": str(output), "messages": total, "topics": counts})
     else:
-        print(f"read {show.count_text(total)} messages of {len(counts)} topics into {output}")
+        print(f"read {show.number_of(total, 'message')} of {show.number_of(len(counts), 'topic')} into {output}")
 
 
 @contextlib.contextmanager

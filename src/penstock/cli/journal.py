@@ -66,7 +66,7 @@ def _print_info(report: JournalInfo) -> None:
     writer = f"written by process {report.writer_pid}" if report.writer_pid else "no writer"
     console.print(f"{report.directory}  version {report.version}  {report.uuid}  {writer}")
     console.print(
-        f"{report.messages} messages, positions {report.first} to {report.frontier - 1}, "
+        f"{show.number_of(report.messages, 'message')}, positions {report.first} to {report.frontier - 1}, "
         f"{show.bytes_text(report.bytes)} on disk"
     )
     topics = [
@@ -140,7 +140,7 @@ def repair(directory: Directory, as_json: Json = False) -> None:
     lost = sum(last - first + 1 for first, last in report.lost)
     for first, last in report.lost:
         print(f"lost: positions {first} to {last}")
-    print(f"{report.kept_messages} messages kept, {lost} lost" if not report.whole else "no damage, nothing to do")
+    print(f"{show.number_of(report.kept_messages, 'message')} kept, {lost} lost" if not report.whole else "no damage, nothing to do")
 
 
 @app.command()

@@ -100,4 +100,4 @@ def _report(player: Player, story: Story, as_json: bool) -> None:
         show.print_json({**out, "lost_while_recording": story.lost, "ended": story.ended or not story.known})
         return
     lost = f"; {story.lost} were lost while recording" if story.lost else ""
-    print(f"played {show.count_text(total)} messages in {player.seconds:.2f} s{lost}")
+    print(f"played {show.number_of(total, 'message')} in {player.seconds:.2f} s{lost}")

@@ -49,7 +49,7 @@ def _client(address: str) -> Iterator[Client]:
 
     parts = addresses.parse(broker_address(address))
     if parts.scheme != "broker":
-        raise InvalidArgument(f"{parts.text} is no broker: broker://HOST:PORT")
+        raise InvalidArgument(f"{parts.text} is not a broker's address; write broker://HOST:PORT")
     silence.refuse_nobody(parts)
     tls: Any = parts.options.get("tls")
     tls = True if tls in ("1", "true", "yes") else tls
@@ -240,7 +240,7 @@ def purge(broker: Broker, name: Name = None, as_json: Json = False) -> None:
     name = _named(broker, name)
     with _client(broker) as client:
         count = client.purge(name)
-    _done(as_json, f"queue {name}: {count:,} messages dropped", queue=name, dropped=count)
+    _done(as_json, f"queue {name}: {show.number_of(count, 'message')} dropped", queue=name, dropped=count)
 
 
 @app.command()

@@ -21,7 +21,7 @@ from penstock.cli import exits, show, silence
 from penstock.cli.silence import REACH_S, TELL_AFTER_S, TRY_ON
 from penstock.cli.target import broker_address, expanded, fitting, has_wildcard, live_addresses, nobody_like, opened
 from penstock.errors import InvalidArgument, RefusedError, describe
-from penstock.quantities import duration_s, is_size, size_bytes
+from penstock.quantities import duration_s, is_duration, is_size, size_bytes
 from penstock.recording.recorder import Plan, Recorder
 from penstock.recording.story import topic_of
 
@@ -170,6 +170,8 @@ def _plan(
     if len(set(topics)) != len(topics):
         raise InvalidArgument(f"--as gives two addresses the same topic ({', '.join(topics)})")
     sized = split is not None and is_size(split)
+    if split is not None and not (sized or is_duration(split) or split.replace(".", "", 1).isdecimal()):
+        raise InvalidArgument(f"--split {split!r} is neither a size (500M) nor a duration (10min, 1h)")
     if sized and max_size is not None:
         raise InvalidArgument("--split by size and --max-size exclude each other: the size of a part is its bound")
     return Plan(
@@ -271,11 +273,11 @@ def _report(recorder: Recorder, totals: dict[str, Any], as_json: bool) -> None:
         errors = {"errors": recorder.errors} if recorder.errors else {}
         show.print_json({"directory": str(recorder.plan.directory), "parts": recorder.part, **totals, **errors})
         return
-    parts = f" in {recorder.part} parts" if recorder.plan.split else ""
+    parts = f" in {show.number_of(recorder.part, 'part')}" if recorder.plan.split else ""
     bound = recorder.plan.max_bytes
     kept = "" if bound is None else f"; of these the newest are kept, {show.bytes_text(bound)} at most"
     print(
-        f"recorded {show.count_text(totals['messages'])} messages, {show.bytes_text(totals['bytes'])}, "
+        f"recorded {show.number_of(totals['messages'], 'message')}, {show.bytes_text(totals['bytes'])}, "
         f"{totals['lost']} lost, to {recorder.plan.directory}{parts}{kept}"
     )
     for topic, number in totals["topics"].items():

@@ -60,8 +60,9 @@ def refuse_nobody(parts: Address, wait: bool | None = None) -> None:
 
 @contextlib.contextmanager
 def told_after(address: str) -> Iterator[None]:
-    """Print a line, once, if the block takes longer than a second."""
-    text = f"{without_secrets(address)}: nobody has answered yet; waiting"
+    """Print a line, once, if the block, which opens the address, takes longer than a second."""
+    why = "still opening the journal" if parse(address).scheme == "journal" else "nobody has answered yet; waiting"
+    text = f"{without_secrets(address)}: {why}"
     timer = threading.Timer(TELL_AFTER_S, exits.told, (text,))
     timer.daemon = True
     timer.start()

@@ -82,7 +82,10 @@ def sql(
         rows = _rows(connection, answer)
     except duckdb.CatalogException as error:
         if lacking := re.search(r"Table with name (\S+) does not exist", str(error)):
-            raise InvalidArgument(f"sql: there is no folder {lacking[1]} of a recording or journal") from None
+            said = f"no folder {lacking[1]} of a recording or journal"
+            if Path(lacking[1]).is_dir():
+                said = f"a folder {lacking[1]}; write it directly after FROM or JOIN, without brackets"
+            raise InvalidArgument(f"sql: there is {said}") from None
         raise InvalidArgument(f"sql: {str(error).strip()}") from None
     except duckdb.Error as error:
         if failed:

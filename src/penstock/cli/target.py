@@ -145,7 +145,9 @@ def opened(given: Any) -> Any:
     for address in [given] if isinstance(given, str) else given or []:
         scheme, _, name = address.partition(":")
         if scheme == "bus":
-            raise InvalidArgument(f"{address} lives inside one process, which a command never is; use shm:/{name}")
+            raise InvalidArgument(
+                f"{address}: a bus exists only inside one process, so a command cannot reach it; use shm:/{name}"
+            )
     return given
 
 
@@ -166,7 +168,7 @@ TopicOption = Annotated[
 ]
 OptionList = Annotated[
     list[str] | None,
-    typer.Option("--option", "-O", metavar="NAME=VALUE", help="An option of the room, as after '?' in an address."),
+    typer.Option("--option", "-O", metavar="NAME=VALUE", help="An option of this kind of address, as after '?' in it."),
 ]
 
 

@@ -61,9 +61,10 @@ def _maker(name: str, arguments: str, chance: random.Random) -> Maker:
     given = arguments[1:].split(":") if arguments else []
     try:
         return _MAKERS[name](given, chance)
-    except (ValueError, IndexError, TypeError):
+    except (ValueError, IndexError, TypeError) as error:
         form = f"{{{name}{arguments}}}"
-        raise InvalidArgument(f"template {form}: its numbers cannot be used; see 'penstock pub --help'") from None
+        why = str(error) if isinstance(error, InvalidArgument) else "its numbers cannot be used"
+        raise InvalidArgument(f"template {form}: {why}; see 'penstock pub --help'") from None
 
 
 def _count(given: list[str], _: random.Random) -> Maker:
@@ -79,7 +80,7 @@ def _random(given: list[str], chance: random.Random) -> Maker:
 def _integer(given: list[str], chance: random.Random) -> Maker:
     low, high = int(given[0]), int(given[1])
     if low > high:
-        raise ValueError
+        raise InvalidArgument(f"LOW ({low}) must not be greater than HIGH ({high})")
     return lambda count: str(chance.randint(low, high))
 
 

@@ -64,7 +64,7 @@ class Service:
         check_host(host)
         if certificate is None and not insecure and not is_loopback(host):
             raise InvalidArgument(
-                f"{host} is not loopback: without TLS the token and all that is shown could be read on the way; "
+                f"{host} is not loopback: without TLS the token and all that is shown could be read on the network; "
                 "give a certificate and its key (--tls-certificate, --tls-key), or say insecure=True (--insecure)"
             )
         self._tls = certificate is not None

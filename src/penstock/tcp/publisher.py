@@ -106,7 +106,7 @@ class Publisher(PublisherContract):
         authenticates = bool(self._token) or (tls is not None and tls.verify_mode.name == "CERT_REQUIRED")
         check_host(host)
         if not (path or insecure or is_loopback(host) or authenticates):
-            raise RefusedError(
+            raise InvalidArgument(
                 f"{host} is reachable from other machines: give token= (and tls=), or a tls= that asks for the "
                 "certificates of clients, or say insecure=True (in an address: ?insecure=true)"
             )
