@@ -37,7 +37,7 @@ def autopsy(
 ) -> None:
     """Say what is known of processes that were killed with publishers, subscribers or other handles open.
 
-    Whoever finds a process dead writes down what it left before putting that right: in shared memory its last message,
+    The process that finds another one dead records what it left, then cleans up: in shared memory its last message,
     what it held or had reserved, how many messages it never read; elsewhere what its counters say. The last 32
     processes are kept, in a file of this user (of mode 0600, in ~/.local/state/penstock or XDG_STATE_HOME). Code 1
     where nothing is known.

@@ -37,7 +37,7 @@ def bench(
         list[str] | None, typer.Argument(help=f"Any of: {', '.join(GROUPS)}. All when none is named.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of the work, for a first look.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="Only questions whose name contains this.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Run only measurements whose name contains this.")] = None,
     html_page: Annotated[Path | None, typer.Option("--html", help="Write a page with plots here.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Keep the results here, a JSON object a line.")

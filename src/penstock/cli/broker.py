@@ -101,9 +101,9 @@ def broker(
         int | None, typer.Option(min=0, metavar="BYTES", help="Free the oldest past this size.")
     ] = None,
     keep: Annotated[
-        str, typer.Option(help="How much to keep of what all queues have passed: a size, an age (7d), forever.")
+        str, typer.Option(help="How much to keep of what all queues are done with: a size, an age (7d), forever.")
     ] = "1GiB",
-    retain_queues: Annotated[bool, typer.Option(help="Free everything that all queues have passed: --keep 0.")] = False,
+    retain_queues: Annotated[bool, typer.Option(help="The same as --keep 0: free what all queues are done with.")] = False,
     deduplication: Annotated[
         float, typer.Option(min=0, max=1e9, metavar="SECONDS", help="How long message ids are remembered.")
     ] = 120.0,
@@ -122,9 +122,9 @@ def broker(
     ] = False,
     lease: Annotated[
         float | None,
-        typer.Option(min=0.5, max=3600, metavar="SECONDS", help="How long the others wait for a silent leader (2)."),
+        typer.Option(min=0.5, max=3600, metavar="SECONDS", help="Silence of the leader before another takes over (2)."),
     ] = None,
-    seed: Annotated[bool, typer.Option("--seed", help="First copy what DIRECTORY has to the empty stream.")] = False,
+    seed: Annotated[bool, typer.Option("--seed", help="Start a new stream with a copy of DIRECTORY's log.")] = False,
     store_authority: Annotated[
         Path | None, typer.Option(help="The authority that signed the cluster's certificates; switches TLS on.")
     ] = None,

@@ -48,7 +48,7 @@ class Entry:
 
 
 COMMANDS: tuple[Entry, ...] = (
-    Entry("demo", "demo", "The whole system at work, counted.", TRY),
+    Entry("demo", "demo", "Run a small demonstration of the whole system and count its messages.", TRY),
     Entry("doctor", "doctor", "Check this machine and say what to do.", TRY),
     Entry("pub", "pub", "Publish messages to any address.", TRY, works_unheard=True),
     Entry("sub", "sub", "Read messages from any address; reports losses as they happen.", TRY),
@@ -64,7 +64,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("bw", "rates", "Bytes per second, without disturbing the publisher.", LOOK, "bw_app"),
     Entry("delay", "delay", "How old messages are when they arrive.", LOOK),
     Entry("monitor", "monitor", "Serve a page that shows the flow moving.", LOOK, extra="monitor", works_unheard=True),
-    Entry("foxglove", "foxglove", "Channels or a recording in Foxglove.", LOOK, extra="foxglove", works_unheard=True),
+    Entry("foxglove", "foxglove", "Show live channels or a recording in Foxglove.", LOOK, extra="foxglove", works_unheard=True),
     Entry("record", "record", "Record addresses into a journal.", KEEP, works_unheard=True),
     Entry("play", "play", "Play a recording back.", KEEP, works_unheard=True),
     Entry("replay", "replay", "Replay a recording into a gateway, the same way every time.", KEEP),
@@ -84,7 +84,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("shm", "shm", "List and clean shared-memory channels.", RUN),
     Entry("config", "config", "Show the configuration and where each value came from.", RUN),
     Entry("bench", "bench", "Measure penstock beside its peers.", RUN, extra="bench", runs_benchmarks=True),
-    Entry("torture", "torture", "Kill processes under load, then check every promise by count.", RUN),
+    Entry("torture", "torture", "Kill processes under load, then check that no confirmed message is missing.", RUN),
 )
 
 #: A module that is missing, and the extra that brings it.

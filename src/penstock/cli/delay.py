@@ -27,7 +27,7 @@ def delay(
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between two lines.")] = 1.0,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many lines.")] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0.0, help="End with code 3 when nothing came for so long.")
+        float | None, typer.Option(min=0.0, help="End with code 3 when no message arrives for so many seconds.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for a publisher that cannot be reached yet.")] = False,
     option: OptionList = None,

@@ -71,17 +71,17 @@ def export(
     episodes: Annotated[
         str | None, typer.Option(metavar="TOPIC", help="lerobot: each message of it begins an episode.")
     ] = None,
-    task: Annotated[str, typer.Option(help="lerobot: what was done, where no message says it.")] = "",
+    task: Annotated[str, typer.Option(help="lerobot: the name of the task, if no message gives it.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as one JSON object.")] = False,
 ) -> None:
     """Turn a recording into MCAP, Parquet, CSV, JSON lines or a LeRobot dataset.
 
     Topics that a typed publisher has described have a column for each field in CSV and Parquet (named TOPIC.FIELD where
     there are several such topics), and their fields in JSON lines. Other bodies stay bytes in Parquet; in CSV and JSON
-    lines they are JSON or text where they are, else hexadecimal. MCAP has all as bytes, with their schemas; images are
-    foxglove.RawImage, clouds foxglove.PointCloud.
+    lines they are written as JSON or text if they are valid, else as hexadecimal. MCAP has all as bytes, with their
+    schemas; images are foxglove.RawImage, clouds foxglove.PointCloud.
 
-    A LeRobot dataset (v3.0) is a folder of frames at --fps: each has of every --feature the last numbers at that time.
+    A LeRobot dataset (v3.0) has --fps frames a second; each frame holds the latest numbers of every --feature.
 
     Example: [green]penstock export run1 --to parquet -o run1.parquet --topic 'camera.>'[/]
     """

@@ -32,7 +32,7 @@ def archive(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Archive by this one process, without Spark; what is archived already is not archived again.
+    """Archive in this process, without Spark. Messages that are already in the lake are skipped.
 
     Example: [green]penstock lake archive --from /var/lib/measurements --to /data/lake[/]
     """

@@ -29,7 +29,7 @@ LAST = ("bytes", "last", "pid")  #: left out before a number would be cut
 def ls(
     address: Annotated[
         str | None,
-        typer.Argument(help="Only this and what is below it; a part of it; or '*'.", autocompletion=live_addresses),
+        typer.Argument(help="An address, part of one, or a pattern with '*'.", autocompletion=live_addresses),
     ] = None,
     watch: Annotated[float | None, typer.Option(min=0.1, help="Repeat every so many seconds, until Ctrl-C.")] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Also the channels that carry calls.")] = False,

@@ -33,7 +33,7 @@ def monitor(
         str | None, typer.Option(help="Send the counters to this OpenTelemetry collector (extra otel).")
     ] = None,
     grafana: Annotated[bool, typer.Option(help="Print a dashboard for Grafana as JSON, and end.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between two readings.")] = 1.0,
 ) -> None:
     """Serve the page that shows the flow moving, with /metrics for Prometheus, /health and a JSON API.
 

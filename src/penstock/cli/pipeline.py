@@ -67,7 +67,7 @@ def pipeline(
         bool, typer.Option("--follow", help="archive: a commit every 2 s (or --every), compaction beside it.")
     ] = False,
     trim: Annotated[
-        bool, typer.Option("--trim", help="archive: segments that are in the lake go from the journal.")
+        bool, typer.Option("--trim", help="archive: delete journal segments that are in the lake.")
     ] = False,
     skip_lost: Annotated[
         bool, typer.Option("--skip-lost", help="archive: go on without positions that are gone, and name them.")

@@ -49,14 +49,15 @@ def pub(
     ] = None,
     lines: Annotated[bool, typer.Option(help="Each line of --file is a message.")] = False,
     properties: Annotated[
-        list[str] | None, typer.Option("--property", "-p", metavar="NAME=VALUE", help="Where the reach has properties.")
+        list[str] | None,
+        typer.Option("--property", "-p", metavar="NAME=VALUE", help="Of each message, where messages have properties."),
     ] = None,
     wait: Annotated[
         int | None,
         typer.Option(min=0, help="Wait for so many subscribers first. Default: 1 where nothing is on disk, else 0."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.0, help="Seconds to wait for them, for a broker or a full channel, before code 3.")
+        float, typer.Option(min=0.0, help="Seconds to wait for subscribers, a broker or room in the channel; then code 3.")
     ] = 30.0,
     history: Annotated[
         str | None, typer.Option(help="Keep for later subscribers: a number of messages, or a time such as '5 s'.")

@@ -51,7 +51,7 @@ def record(
         str | None, typer.Option(help="Keep at most this many bytes; the oldest are removed, and 'play' says so.")
     ] = None,
     pre_buffer: Annotated[
-        str | None, typer.Option(help="Hold the last seconds in memory; store them from SIGUSR1 or Enter on.")
+        str | None, typer.Option(help="Hold so much time in memory; on SIGUSR1 or Enter store it and go on.")
     ] = None,
     names: Annotated[
         list[str] | None, typer.Option("--as", metavar="TOPIC", help="The topics, in the order of the addresses.")

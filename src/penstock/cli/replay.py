@@ -69,7 +69,7 @@ def replay(
     ] = None,
     bisect: Annotated[
         list[str] | None,
-        typer.Option(metavar="EXPRESSION", help="The same; then leave out every input that is not needed for it."),
+        typer.Option(metavar="EXPRESSION", help="The same; then find the few inputs that suffice to break it."),
     ] = None,
     judged: Annotated[
         list[str] | None,
@@ -80,7 +80,7 @@ def replay(
         typer.Option("--map", "-m", metavar="TOPIC=SOURCE", help="The address or module that a topic stands for."),
     ] = None,
     capture: Annotated[
-        list[str] | None, typer.Option(metavar="bus:NAME", help="Of a program: where it publishes its output.")
+        list[str] | None, typer.Option(metavar="bus:NAME", help="For a program: the address on which it publishes its output.")
     ] = None,
     topic: TopicOption = None,
     start: Annotated[
@@ -98,13 +98,13 @@ def replay(
     """Replay a recording into a gateway or a program: same input, same output, byte for byte.
 
     Messages come in the recorded order with their recorded times and the ordinals of the recording, 1, 2, 3 ... in each
-    topic; timers run in recorded time. All runs on one thread. The recording stands for addresses and for modules that
-    reach outside: nothing is opened, nothing is sent; the output holds what modules publish and what would have left.
+    topic; timers run in recorded time. All runs on one thread. The recording replaces all addresses and the modules that
+    do I/O: nothing is opened, nothing is sent; the output holds what modules publish and what would have left.
     Modules in processes of their own and native ones are refused. To publish a recording at real addresses, see
     'penstock play'.
 
     A rule is an expression as filters have it ('value.speed < 80', 'size < 1000'), kept by every output message that
-    has the fields it names. Code 4 says that it is broken or has judged nothing, or that a module failed.
+    has the fields it names. Code 4: a rule was broken, a rule applied to no message, or a module failed.
 
     Example: [green]penstock replay run1 --into plant.toml -o out1[/], again to out2, then
     [green]penstock replay --verify out1 out2[/]

@@ -60,8 +60,8 @@ def sql(
     """Query recordings and journals with SQL (DuckDB). FROM names a folder, in quotes if its name is no plain word.
 
     Columns: position, topic, ordinal, timestamp (UTC), timestamp_ns, payload (bytes), text and json (the payload as
-    such, or by the type that its topic was described with; else NULL), size, properties. Of a path in quotes all is
-    read from the disk of this machine; the query itself reads no other files.
+    text or JSON, decoded by its topic's declared type if there is one; else NULL), size, properties. Folders are read
+    from the disk of this machine; the query cannot read other files.
 
     Example: [green]penstock sql "select topic, count(*), avg((json->>'celsius')::double) from run1 group by 1"[/]
     """

@@ -64,7 +64,7 @@ def sub(
     ] = None,
     since: Annotated[str | None, typer.Option(help="From a time on: an ISO time or '5m' (kept messages only).")] = None,
     first: Annotated[
-        str | None, typer.Option("--from", help="From an ordinal on, from 'start' or 'end' (kept messages only).")
+        str | None, typer.Option("--from", help="Begin at this ordinal, at 'start' or at 'end' (kept messages only).")
     ] = None,
     last: Annotated[int | None, typer.Option(min=1, help="Begin with the last N messages (journals).")] = None,
     start: Annotated[
@@ -80,7 +80,7 @@ def sub(
     ] = None,
     option: OptionList = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a message, with all that it carries.")
+        bool, typer.Option("--json", help="One JSON object per message, with all its fields.")
     ] = False,
     ledger: Annotated[bool, typer.Option(help="Print the ledger on standard error at the end.")] = False,
 ) -> None:

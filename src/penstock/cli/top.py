@@ -35,7 +35,7 @@ WIDTHS = {"rate": 9, "bytes": 9, "messages": 8, "lost": 6, "waiting": 7, "p50": 
 
 @app.command()
 def top(
-    every: Annotated[float, typer.Option(min=0.1, max=86400.0, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, max=86400.0, help="Seconds between two readings.")] = 1.0,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many looks.")] = None,
     match: Annotated[str, typer.Option(help="Only addresses that contain this.")] = "",
     sort: Annotated[
