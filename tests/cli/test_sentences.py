@@ -118,7 +118,6 @@ def test_a_file_that_is_not_there_is_told_before_anybody_is_waited_for(folder: P
         "broker b 0 --store nats://127.0.0.1:1/s --store-authority nowhere",
         "replica b --store nats://127.0.0.1:1/s --store-authority nowhere",
         "monitor --port 0 --tls-certificate nowhere --tls-key nowhere",
-        "sub tcp://127.0.0.1:1?tls=nowhere",
         "run nowhere",
         "import nowhere -o imported",
         "bridge shm:/test-a shm:/test-b --vchans nowhere",

@@ -103,7 +103,7 @@ def broker(
     keep: Annotated[
         str, typer.Option(help="How much to keep of what all queues are done with: a size, an age (7d), forever.")
     ] = "1GiB",
-    retain_queues: Annotated[bool, typer.Option(help="The same as --keep 0: free what all queues are done with.")] = False,
+    retain_queues: Annotated[bool, typer.Option(help="Free all that the queues are done with: --keep 0.")] = False,
     deduplication: Annotated[
         float, typer.Option(min=0, max=1e9, metavar="SECONDS", help="How long message ids are remembered.")
     ] = 120.0,

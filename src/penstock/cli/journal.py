@@ -140,7 +140,8 @@ def repair(directory: Directory, as_json: Json = False) -> None:
     lost = sum(last - first + 1 for first, last in report.lost)
     for first, last in report.lost:
         print(f"lost: positions {first} to {last}")
-    print(f"{show.number_of(report.kept_messages, 'message')} kept, {lost} lost" if not report.whole else "no damage, nothing to do")
+    kept = f"{show.number_of(report.kept_messages, 'message')} kept, {lost} lost"
+    print(kept if not report.whole else "no damage, nothing to do")
 
 
 @app.command()

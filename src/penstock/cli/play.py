@@ -39,7 +39,7 @@ def play(
         typer.Option("--map", "-m", metavar="TOPIC=ADDRESS", help="Elsewhere; '*=shm:/again/{topic}' for all topics."),
     ] = None,
     wait: Annotated[int, typer.Option(min=0, help="Wait for so many subscribers of each address first.")] = 0,
-    timeout: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for subscribers; then end with code 3.")] = 30.0,
+    timeout: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for subscribers; then code 3.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was played as one JSON object.")] = False,
 ) -> None:
     """Play a recording back in order, at its own speed or another.

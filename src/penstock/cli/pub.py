@@ -57,7 +57,7 @@ def pub(
         typer.Option(min=0, help="Wait for so many subscribers first. Default: 1 where nothing is on disk, else 0."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.0, help="Seconds to wait for subscribers, a broker or room in the channel; then code 3.")
+        float, typer.Option(min=0.0, help="Seconds to wait for subscribers, a broker or room; then code 3.")
     ] = 30.0,
     history: Annotated[
         str | None, typer.Option(help="Keep for later subscribers: a number of messages, or a time such as '5 s'.")

@@ -80,7 +80,8 @@ def replay(
         typer.Option("--map", "-m", metavar="TOPIC=SOURCE", help="The address or module that a topic stands for."),
     ] = None,
     capture: Annotated[
-        list[str] | None, typer.Option(metavar="bus:NAME", help="For a program: the address on which it publishes its output.")
+        list[str] | None,
+        typer.Option(metavar="bus:NAME", help="For a program: the address on which it publishes its output."),
     ] = None,
     topic: TopicOption = None,
     start: Annotated[
@@ -98,8 +99,8 @@ def replay(
     """Replay a recording into a gateway or a program: same input, same output, byte for byte.
 
     Messages come in the recorded order with their recorded times and the ordinals of the recording, 1, 2, 3 ... in each
-    topic; timers run in recorded time. All runs on one thread. The recording replaces all addresses and the modules that
-    do I/O: nothing is opened, nothing is sent; the output holds what modules publish and what would have left.
+    topic; timers run in recorded time. All runs on one thread. The recording replaces all addresses and the modules
+    that do I/O: nothing is opened, nothing is sent; the output holds what modules publish and what would have left.
     Modules in processes of their own and native ones are refused. To publish a recording at real addresses, see
     'penstock play'.
 

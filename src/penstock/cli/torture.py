@@ -21,7 +21,7 @@ def torture(
         int,
         typer.Option(
             min=1,
-            help="How many kills each room gets. If no room is named: replica a quarter, takeover a 40th, Spark a 100th.",
+            help="How many kills each room gets. With none named: replica a quarter, takeover a 40th, Spark a 100th.",
         ),
     ] = 20,
     seed: Annotated[
