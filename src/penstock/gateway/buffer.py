@@ -248,36 +248,34 @@ class Buffer(Module):
             hit = sum(not any(begin <= place <= end for begin, end in done) for place in range(first, following))
             numbered = max(0, kept - self._next - handled)
             gone = min(numbered, hit)
-            unnumbered = max(0, following - first - numbered)
-            if unnumbered:
-                unnumbered = self._count_unnumbered(first, following, unnumbered)
+            unnumbered = self._count_unnumbered(first, following) if following - first > numbered else 0
             self._next = max(self._next, kept)
             self._queue.pass_over(first, following)
         end = " at its end, where messages may have been that were handled" if unnumbered else ""
         self._tell_gone(gone, f"the buffer is damaged{end}: {reason}", unnumbered)
 
-    def _count_unnumbered(self, first: int, following: int, left: int) -> int:
-        """How many damaged positions the numbers of no topic account for, of those ``left`` that are not this link's: they
-        were the journal's end, and the numbers go on from what remained before it. The first link of the directory that
-        passes them counts them; whose they were is not known.
+    def _count_unnumbered(self, first: int, following: int) -> int:
+        """How many damaged positions the numbers of no topic account for: they were the journal's end, and the numbers
+        go on from what remained before it. The first link of the directory that passes them counts them; whose they
+        were is not known.
         """
         states = self._journal.queue_states.values()
         if any(state.floor >= first or any(begin <= first <= end for begin, end in state.runs) for state in states):
             return 0
-        own = self._topic.encode()
-        following_numbers = {name: ordinal for _, name, _, ordinal, _ in self._journal.writer.topics() if name != own}
-        if not following_numbers:
-            return left
         before, after = dict[str, int](), dict[str, int]()
         for message in self._stored(self._journal.first, first):
             before[str(message.channel)] = int(message.ordinal) + 1
+        whole = self._journal.first == 1
+        if not before and not whole:
+            return 0  # nothing says which numbers came before
         for message in self._stored(following, self._journal.frontier):
             after.setdefault(str(message.channel), int(message.ordinal))
-        for name, number in following_numbers.items():
+        unnumbered = following - first
+        for _, name, _, number, _ in self._journal.writer.topics():
             topic = name.decode()
             kept = after.get(topic, number)
-            left -= max(0, kept - before.get(topic, kept))
-        return max(0, left)
+            unnumbered -= max(0, kept - before.get(topic, 1 if whole else kept))
+        return max(0, unnumbered)
 
     def _stored(self, place: int, end: int) -> Iterator[Any]:
         """What can be read between two positions, of all topics."""
@@ -294,12 +292,13 @@ class Buffer(Module):
     def _with_remedy(self, damage: CorruptionError) -> str:
         from penstock.journal.recovery import mended_by
 
-        remedy = mended_by(self._directory)
-        return str(damage) if remedy in str(damage) else f"{damage}; {remedy}"
+        told, remedy = str(damage), mended_by(self._directory)
+        known = remedy in told or mended_by(Path(self._directory).absolute()) in told
+        return told if known else f"{told}; {remedy}"
 
     def _tell_gone(self, gone: int, why: str = "the buffer is full, or they were old", unnumbered: int = 0) -> None:
-        """Report messages that were removed, and those whose numbers were given again. If nobody counts any more, because
-        this module was given up when the gateway ended, the next start finds and reports them.
+        """Report messages that were removed, and those whose numbers were given again. If nobody counts any more,
+        because this module was given up when the gateway ended, the next start finds and reports the former.
         """
         if lost := gone + unnumbered:
             told = f"{number_of(lost, 'message was', 'messages were')} lost: {why}"
