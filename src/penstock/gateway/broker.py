@@ -160,8 +160,9 @@ class ModuleBroker(Router):
         worker = self._workers.get(id(source))
         if worker is None:
             name = getattr(source, "name", "") or type(source).__name__
-            raise BrokerError(f"module {name!r} is not attached to this broker: it publishes before create has returned, "
-                              "or after its end")  # fmt: skip
+            raise BrokerError(
+                f"module {name!r} is not attached to this broker: it publishes before create has returned, or after its end"
+            )
         raise BrokerError(f"module {worker.name!r} was stopped; what it publishes now is refused")
 
     def _refuse_publishes(self, workers: Sequence[Worker]) -> None:
