@@ -525,7 +525,14 @@ std::vector<Hole> Reader::holes(Problem &problem) {
     if (!refresh(problem)) return found;
     if (!segments_.empty() && segments_.begin()->first > 1) found.push_back({1, segments_.begin()->first - 1, Hole::retention});
     for (auto at = segments_.begin(); at != segments_.end() && at->first < seen_.frontier; ++at) {
+        const std::size_t before = found.size();
         if (holes_of(at->first, next_of(at), at->second, found, problem)) continue;
+        if (problem.kind == Problem::damage) {  // nothing in it can be read
+            problem = {};
+            found.resize(before);
+            found.push_back({at->first, std::min(next_of(at), seen_.frontier) - 1, Hole::lost});
+            continue;
+        }
         if (!gone(at->first, at->second.revision, problem)) break;
         return holes(problem);
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from penstock.cli.run import _count_kept, _row
 from penstock.cli.service import state
 from penstock.gateway import (
     AddLinkError,
+    ConfigurationError,
     Event,
     Gateway,
     GatewayMessage,
@@ -470,3 +472,27 @@ def test_dead_letters_that_were_not_handled_by_the_end_are_kept_by_the_buffer(tm
         gateway.module("dead").up = True
         gateway.start()
         eventually(lambda: len(set(gateway.module("dead").got)) == 5)
+
+
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [
+        ("shm:{0}", "buffer: must be journal:DIRECTORY"),
+        ("journal:{0}#topic", "buffer: must be journal:DIRECTORY"),
+        ("journal:{0}?retain_byte=1000", "no option 'retain_byte'; did you mean retain_bytes"),
+        ("journal:{0}?retain_bytes=0", "buffer: retain_bytes='0' must be"),
+        ("journal:{0}?retain_age_s=soon", "buffer: retain_age_s 'soon' is no"),
+        ("", "buffer: is empty"),
+        (Path("store"), "buffer: must be a text"),
+    ],
+)
+def test_a_buffer_is_checked_in_python_by_the_rules_of_files(
+    gateway: Gateway, tmp_path: Path, place: Any, what: str
+) -> None:
+    gateway.add_module("a", Collector)
+    gateway.add_module("b", Collector)
+    store = tmp_path / "store"
+    with pytest.raises(ConfigurationError, match=re.escape(what)):
+        gateway.add_link("a", "b", buffer=place.format(store) if isinstance(place, str) else place)
+    assert not store.exists()
+    assert gateway.links() == []

@@ -105,3 +105,15 @@ def test_an_expression_that_is_wrong_is_told_at_once() -> None:
         Filter(type=Reading)
     with pytest.raises(InvalidArgument, match="give the class itself"):
         Filter(where=".x > 1", type=3)
+
+
+@pytest.mark.parametrize("rate_per_s", [-1, 0, -0.5])
+def test_a_rate_that_is_too_small_is_refused_in_the_same_words(rate_per_s: float) -> None:
+    with pytest.raises(InvalidArgument, match="must be above 0"):
+        Filter(rate_per_s=rate_per_s)
+
+
+@pytest.mark.parametrize(("number", "bounds"), [(0, "it must be 1 or more"), (10**30, "1 to 4611686018427387904 are")])
+def test_a_number_out_of_its_bounds_is_told_the_bound_that_it_breaks(number: int, bounds: str) -> None:
+    with pytest.raises(InvalidArgument, match=bounds):
+        Filter(one_in=number)

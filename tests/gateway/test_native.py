@@ -59,6 +59,31 @@ const penstock_module_api *penstock_module(void) {
 }
 """
 
+# Publishes for each message one whose content (for "c") or properties are a null pointer of 200 bytes, then one of none.
+POINTS_NOWHERE = r"""
+#include "penstock_module.h"
+static const penstock_host *host;
+static void *broker;
+static void *create(const penstock_host *given, void *handle, const char *configuration) {
+    (void)configuration;
+    host = given;
+    broker = handle;
+    return &host;
+}
+static int receive(void *module, const penstock_message *message) {
+    (void)module;
+    const int content = message->content[0] == 'c';
+    penstock_message nowhere = {0, content ? 0 : 200, 0, content ? 200 : 0}, empty = {0, 0, 0, 0};
+    if (host->publish(broker, &nowhere) != -1) return 1;
+    return host->publish(broker, &empty);
+}
+static void destroy(void *module) { (void)module; }
+const penstock_module_api *penstock_module(void) {
+    static const penstock_module_api api = {VERSION, create, 0, receive, destroy};
+    return &api;
+}
+"""
+
 Compile = Callable[..., str]
 
 
@@ -149,3 +174,20 @@ def test_where_a_library_was_looked_for_is_told(tmp_path: Path) -> None:
     file.write_text(json.dumps({"modules": [{"name": "native", "loader": {"entrypoint": "mine.so"}}], "links": []}))
     with pytest.raises(ConfigurationError, match=rf"cannot be loaded: .*mine\.so.*{tmp_path}"):
         Gateway.from_file(file)
+
+
+@pytest.mark.parametrize(("part", "what"), [(b"c", "content"), (b"p", "properties")])
+def test_a_size_without_bytes_is_refused(
+    compiled: Compile, caplog: pytest.LogCaptureFixture, part: bytes, what: str
+) -> None:
+    with Gateway() as gateway:
+        gateway.add_module("source", Collector)
+        gateway.add_module("sink", Collector)
+        gateway.add_module("native", compiled(POINTS_NOWHERE), loader="native")
+        gateway.add_link("source", "native")
+        gateway.add_link("native", "sink")
+        gateway.start()
+        gateway.module("source").publish(part)
+        eventually(lambda: b"" in gateway.module("sink").got)
+        assert gateway.module("sink").got == [b""], "only the one of no bytes came"
+    assert f"{what} is a null pointer with a size of 200" in caplog.text

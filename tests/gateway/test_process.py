@@ -473,6 +473,19 @@ def test_raising_in_start_of_the_process_is_told_and_it_is_made_anew(tmp_path: P
         assert (info.failed, gateway.supervisor("raises").restarts) == (1, 1)
 
 
+def test_starting_again_a_process_whose_start_raised_counts_only_the_starts(tmp_path: Path) -> None:
+    with Gateway() as gateway:
+        failed = add_raising(gateway, "start", tmp_path / "flag", restart=Restart(Policy.NEVER))
+        for _ in range(3):
+            (tmp_path / "flag").unlink(missing_ok=True)
+            with pytest.raises(ModuleError, match="RuntimeError: told to"):
+                gateway.start()
+        eventually(lambda: len(failed) == 3)
+        info = next(info for info in gateway.modules() if info.name == "raises")
+        assert (info.failed, info.lost) == (3, 0)
+    assert [context[:2] for context in failed] == [("raises", "start")] * 3
+
+
 def test_adding_a_process_whose_start_raises_is_undone(gateway: Gateway, tmp_path: Path) -> None:
     with pytest.raises(ModuleError, match=r"failed in start: .*RuntimeError: told to"):
         add_raising(gateway, "start", tmp_path / "flag")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from tests.gateway.conftest import Collector, eventually
 from tests.gateway.delivery import (
     AGAIN,
     ALO,
+    FromBacklog,
     marked,
     say,
 )
@@ -125,3 +128,97 @@ def test_what_a_module_lets_go_of_in_a_process_is_counted(gateway: Gateway) -> N
     gateway.start()
     say(gateway, "a", b"1", b"2", b"3")
     eventually(lambda: gateway.broker.info(gateway.module("limit")).ledger.dropped.get("filtered") == 2)
+
+
+class Dies(Module):
+    """In its own process: notes what it gets in a file, passes it on, and dies of what begins with "deadly"."""
+
+    def receive(self, message: GatewayMessage) -> None:
+        with Path(str(self.configuration)).open("a") as file:
+            file.write(bytes(message).decode() + "\n")
+        if bytes(message).startswith(b"deadly"):
+            os._exit(9)
+        self.publish(message)
+
+
+class DiesMany(Dies):
+    def receive_many(self, messages: Any) -> None:
+        for message in messages:
+            self.receive(message)
+
+
+class Numbers(FromBacklog):
+    """Durable: gives ten messages, one of them deadly."""
+
+    def create(self, broker: Any, configuration: Any) -> None:
+        super().create(broker, configuration)
+        self.queue.left = deque(range(10))
+        self.forwarder._publish = lambda n: self.publish(b"deadly" if n == 4 else b"%d" % n)
+
+
+SOON = Restart(Policy.ON_FAILURE, backoff_s=0.01, max_backoff_s=0.02, limit=None)
+THRICE = LinkOptions(ALO, max_tries=3, backoff_s=0.01, max_backoff_s=0.02)
+
+
+def add_dying(gateway: Gateway, options: LinkOptions, got: Path, kind: str, source: Any = Collector) -> Any:
+    """What it returns counts the module's messages."""
+    gateway.add_module("a", source)
+    for name in ("out", "dead"):
+        gateway.add_module(name, Collector)
+    gateway.add_module("p", f"tests.gateway.test_process_delivery:{kind}", str(got), loader="process", restart=SOON)
+    gateway.add_link("a", "p", None, options)
+    gateway.add_link("p", "out")
+    return gateway.broker.worker_of(gateway.module("p"))
+
+
+@pytest.mark.parametrize("error", [True, False])
+@pytest.mark.parametrize("kind", ["Dies", "DiesMany"])
+def test_what_a_process_dies_of_is_given_up_after_max_tries(
+    gateway: Gateway, tmp_path: Path, kind: str, error: bool
+) -> None:
+    worker = add_dying(gateway, THRICE, tmp_path / "got", kind, Numbers)
+    if error:
+        gateway.add_link("p.error", "dead")
+    gateway.start()
+    queue = gateway.module("a").queue
+    eventually(lambda: sorted(queue.acked) == list(range(10)), "the source knows that all of them were handled")
+    got = (tmp_path / "got").read_text().split()
+    assert got.count("deadly") == 3
+    eventually(lambda: set(gateway.module("out").got) == {b"%d" % n for n in range(10) if n != 4})
+    if kind == "Dies":
+        assert all(got.count(str(n)) == 1 for n in range(10) if n != 4), "it costs its neighbours no try"
+    else:
+        assert all(got.count(str(n)) <= 2 for n in range(10) if n != 4), "after the first death each comes alone"
+    eventually(lambda: (worker.failed, worker.lost, len(gateway.module("dead").got)) == (3, not error, error))
+    if error:
+        properties = gateway.module("dead").messages[0].properties
+        assert properties["error-tries"] == "3"
+        assert properties["error"].startswith("its process ended (status 9)")
+
+
+@pytest.mark.parametrize("kind", ["Dies", "DiesMany"])
+def test_what_a_process_dies_of_costs_others_no_try_that_come_one_by_one(
+    gateway: Gateway, tmp_path: Path, kind: str
+) -> None:
+    """As many as die, each is given up for itself; those that are well are not."""
+    worker = add_dying(gateway, THRICE, tmp_path / "got", kind)
+    gateway.add_link("p.error", "dead")
+    gateway.start()
+    say(gateway, "a", *[b"deadly%d" % n if n % 3 == 0 else b"%d" % n for n in range(9)])
+    eventually(lambda: len(gateway.module("dead").got) == 3 and worker.handled == 9)
+    assert sorted(gateway.module("dead").got) == [b"deadly0", b"deadly3", b"deadly6"]
+    eventually(lambda: set(gateway.module("out").got) == {b"%d" % n for n in range(9) if n % 3})
+    assert worker.lost == 0
+
+
+@pytest.mark.parametrize("kind", ["Dies", "DiesMany"])
+def test_what_a_process_dies_of_comes_once_over_a_link_at_most_once(
+    gateway: Gateway, tmp_path: Path, kind: str
+) -> None:
+    worker = add_dying(gateway, LinkOptions(), tmp_path / "got", kind)
+    gateway.start()
+    say(gateway, "a", b"deadly")
+    eventually(lambda: worker.lost == 1)
+    say(gateway, "a", b"1")
+    eventually(lambda: gateway.module("out").got == [b"1"])
+    assert (tmp_path / "got").read_text().split() == ["deadly", "1"]

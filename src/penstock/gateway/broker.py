@@ -157,7 +157,12 @@ class ModuleBroker(Router):
         self._check()
         if source is None or message is None:
             raise InvalidArgument("publish takes a module and a message, not None")
-        worker = self._worker(source, BrokerError)
+        worker = self._workers.get(id(source))
+        if worker is None:
+            name = getattr(source, "name", "") or type(source).__name__
+            raise BrokerError(
+                f"module {name!r} is not attached to this broker: it publishes before create has returned, or after its end"
+            )
         raise BrokerError(f"module {worker.name!r} was stopped; what it publishes now is refused")
 
     def _refuse_publishes(self, workers: Sequence[Worker]) -> None:

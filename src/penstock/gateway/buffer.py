@@ -238,7 +238,7 @@ class Buffer(Module):
                 self.on_failure(ModuleError(f"the buffer is damaged, and nothing more is forwarded: {reason}"))
             raise ClosedError(reason)
         first, following = damage.positions
-        with self._counting:
+        with self._counting, self._journal.queue_lock:
             kept = self._ordinal_at(following)
             handled = sum(
                 max(0, min(kept, self._ordinal_at(end + 1)) - max(self._next, self._ordinal_at(begin)))
@@ -246,24 +246,63 @@ class Buffer(Module):
             )
             done = self._queue.state.runs
             hit = sum(not any(begin <= place <= end for begin, end in done) for place in range(first, following))
-            gone = min(max(0, kept - self._next - handled), hit)
+            numbered = max(0, kept - self._next - handled)
+            gone = min(numbered, hit)
+            unnumbered = self._count_unnumbered(first, following) if following - first > numbered else 0
             self._next = max(self._next, kept)
             self._queue.pass_over(first, following)
-        self._tell_gone(gone, f"the buffer is damaged: {reason}")
+        end = " at its end, where messages may have been that were handled" if unnumbered else ""
+        self._tell_gone(gone, f"the buffer is damaged{end}: {reason}", unnumbered)
+
+    def _count_unnumbered(self, first: int, following: int) -> int:
+        """How many damaged positions the numbers of no topic account for: they were the journal's end, and the numbers
+        go on from what remained before it. The first link of the directory that passes them counts them; whose they
+        were is not known.
+        """
+        states = self._journal.queue_states.values()
+        if any(state.floor >= first or any(begin <= first <= end for begin, end in state.runs) for state in states):
+            return 0
+        before, after = dict[str, int](), dict[str, int]()
+        for message in self._stored(self._journal.first, first):
+            before[str(message.channel)] = int(message.ordinal) + 1
+        whole = self._journal.first == 1
+        if not before and not whole:
+            return 0  # nothing says which numbers came before
+        for message in self._stored(following, self._journal.frontier):
+            after.setdefault(str(message.channel), int(message.ordinal))
+        unnumbered = following - first
+        for _, name, _, number, _ in self._journal.writer.topics():
+            topic = name.decode()
+            kept = after.get(topic, number)
+            unnumbered -= max(0, kept - before.get(topic, 1 if whole else kept))
+        return max(0, unnumbered)
+
+    def _stored(self, place: int, end: int) -> Iterator[Any]:
+        """What can be read between two positions, of all topics."""
+        while place < end:
+            try:
+                batch, place = self._journal.read_from(max(place, self._journal.first), COUNTED)
+            except CorruptionError as error:
+                if error.positions is None:
+                    raise
+                place = error.positions[1]
+                continue
+            yield from (message for message in batch if message.position < end)
 
     def _with_remedy(self, damage: CorruptionError) -> str:
         from penstock.journal.recovery import mended_by
 
-        remedy = mended_by(self._directory)
-        return str(damage) if remedy in str(damage) else f"{damage}; {remedy}"
+        told, remedy = str(damage), mended_by(self._directory)
+        known = remedy in told or mended_by(Path(self._directory).absolute()) in told
+        return told if known else f"{told}; {remedy}"
 
-    def _tell_gone(self, gone: int, why: str = "the buffer is full, or they were old") -> None:
-        """Report messages that were removed. If nobody counts any more, because this module was given up when the
-        gateway ended, the next start finds and reports them.
+    def _tell_gone(self, gone: int, why: str = "the buffer is full, or they were old", unnumbered: int = 0) -> None:
+        """Report messages that were removed, and those whose numbers were given again. If nobody counts any more,
+        because this module was given up when the gateway ended, the next start finds and reports the former.
         """
-        if gone:
-            told = f"{number_of(gone, 'message was', 'messages were')} lost: {why}"
-            if self.on_failure is None or self.on_failure(MessageFailed(told, gone)) is not False:
+        if lost := gone + unnumbered:
+            told = f"{number_of(lost, 'message was', 'messages were')} lost: {why}"
+            if self.on_failure is None or self.on_failure(MessageFailed(told, lost)) is not False:
                 self._account(gone)
 
     def _ordinal_at(self, position: int) -> int:

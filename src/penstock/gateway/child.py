@@ -88,15 +88,14 @@ class Child:
         self.connection = connection
         self.kind = kind
         self.name = name
-        self.alone = 0  # how many more messages are handled one by one
         self.exit_on_failure = exit_on_failure
         self.slot_bytes = max_message_bytes + carriage.FRAME_HEAD_SIZE
         self.unframer = carriage.Unframer()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.decoder = control.Decoder()
-        # Messages handled, messages begun, failures reported, whether to leave the rest, messages expired; shared with
-        # the gateway if it has passed a counter.
-        self.handled: Any = [0, 0, 0, 0, 0]
+        # Messages handled, messages begun, failures reported, whether to leave the rest, messages expired, up to which
+        # message each is handled by itself; shared with the gateway if it has passed a counter.
+        self.handled: Any = [0, 0, 0, 0, 0, 0]
         self.module: Any = None
         self.started = False
         self.broker: RemoteBroker | None = None
@@ -201,9 +200,9 @@ class Child:
         messages = self.unframer.messages(batch, self.skipped)
         del batch  # release its slots
         if hasattr(self.module, "receive_many"):
-            # After a failure, handle messages one by one: those that are tried again may arrive together every time,
-            # and one that always fails would then prevent all others from being handled.
-            alone = min(self.alone, len(messages))
+            # Up to the last one that is tried again, handle messages one by one: those that are tried again may arrive
+            # together every time, and one that always fails would then prevent all others from being handled.
+            alone = min(max(0, self.handled[5] - self.handled[0]), len(messages))
             self.receive_all([[message] for message in messages[:alone]], self.module.receive_many, 1)
             if alone < len(messages):
                 self.receive_all([messages[alone:]], self.module.receive_many, len(messages) - alone)
@@ -217,8 +216,7 @@ class Child:
         for what in all_:
             if handled[3]:
                 return  # the rest is for the next process
-            handled[1] = count + 1  # from here on this message is being handled
-            self.alone = max(0, self.alone - step)
+            handled[1] = count + step  # from here on it is in hand
             try:
                 young, expired = self.young(what) if self.unframer.expiries else (what, 0)
                 if expired < step:
@@ -228,7 +226,6 @@ class Child:
                 if expired:
                     handled[4] += expired
             except Exception as error:
-                self.alone = BATCH
                 reason = reason_of(error)
                 self.failed(control.Reply(control.Status.ERROR, count, step, reason, control.Step.RECEIVE))
                 # set before the message counts as handled, so that whoever sees it handled also sees the failure

@@ -429,7 +429,7 @@ def _check_end(place: Place, role: str) -> str:
 def _link_parts(place: Place) -> tuple[Filter | None, str | None, str | None]:
     return (
         link_filter(place["filter"]) if "filter" in place else None,
-        _buffer(place["buffer"]) if "buffer" in place else None,
+        check_buffer(place["buffer"]) if "buffer" in place else None,
         _check_end(place["error"], "sink") if "error" in place else None,
     )
 
@@ -440,7 +440,8 @@ def _link_options(place: Place) -> LinkOptions:
         return LinkOptions(**given)
 
 
-def _buffer(place: Place) -> str:
+def check_buffer(place: Place) -> str:
+    """The address of a link's buffer."""
     text = place.text()
     with place.checking():
         parsed = address.parse(text)

@@ -52,7 +52,7 @@ CHECKS: Checks = {
     "min_bytes": lambda place: place.integer(0, optional=True),
     "max_bytes": lambda place: place.integer(0, optional=True),
     "one_in": lambda place: place.integer(1, optional=True),
-    "rate_per_s": lambda place: place.number(0, optional=True),
+    "rate_per_s": lambda place: place.number(optional=True),  # above 0: checked when the filter is made
     "where": lambda place: None if place.value is None else place.text(),
 }
 

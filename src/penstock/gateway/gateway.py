@@ -562,6 +562,8 @@ class Gateway:
             raise TypeError(f"a link's filter is a Filter(...), not {type(link_filter).__name__}")
         if not isinstance(options, LinkOptions):
             raise TypeError(f"a link's options are LinkOptions(...), not {type(options).__name__}")
+        if buffer is not None:
+            configurations.check_buffer(Place(buffer, "buffer"))
         self._add_link(Link(source, sink, link_filter, options, buffer, error))
 
     def _add_link(self, link: Link) -> None:

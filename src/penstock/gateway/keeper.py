@@ -19,7 +19,7 @@ from typing import Any
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.broker import ModuleBroker
 from penstock.gateway.configuration import ModuleEntry
-from penstock.gateway.errors import BrokerError, EndedByFailure, MessageFailed, StepFailed, reason_of
+from penstock.gateway.errors import BrokerError, EndedByFailure, MessageFailed, ModuleError, StepFailed, reason_of
 from penstock.gateway.events import Event
 from penstock.gateway.loaders import Recipe
 from penstock.gateway.supervision import Policy, Restart, Supervisor
@@ -201,7 +201,7 @@ class Keeper:
             worker.owed = 0
 
     def _restart_by_policy(self, kept: Kept, worker: Worker, step: str, error: BaseException, logged: bool) -> None:
-        # The message that a dead process was handling counts as lost at once, not when the next process is started.
+        # That try has failed at once for what a dead process had in hand, not only when the next process is started.
         kept.left = self._unhandled(kept, worker) if getattr(kept.module, "dead", None) is not None else None
         while True:
             known = isinstance(error, EndedByFailure)
@@ -217,7 +217,7 @@ class Keeper:
             if kept.module is None:
                 return  # it was replaced meanwhile
             if ending:
-                self._end_without_restart(kept, worker, step, kept.left)
+                self._end_without_restart(kept, worker, step, error, kept.left)
                 return
             if not worker.destroyed:
                 self._destroy(kept, worker)
@@ -263,6 +263,7 @@ class Keeper:
         if left:
             worker.counters.add("redelivered", len(left))
             new.resend(left)
+            worker.resent += len(left)
         return True
 
     # ---- replacement by another module
@@ -303,23 +304,22 @@ class Keeper:
             kept.left = self._unhandled(kept, worker)
 
     def _unhandled(self, kept: Kept, worker: Worker) -> list[Left]:
-        """The unhandled messages of a process that ended; the one that it was handling is counted as lost."""
+        """The unhandled messages of a process that ended. For those that it had in hand that try has failed."""
         module = kept.module
         if not hasattr(module, "unhandled"):
             return []
         left: list[Left] = module.unhandled()
+        worker.fail_in_hand(module.in_hand(), module.dead or ModuleError("its process was ended"))
         module.accounted = True
-        lost = module.sent - module.handled - len(left)
-        if lost:
-            log.error("module %r: %d message was in hand when its process ended; it is lost", kept.shown, lost)
-            self._count_lost(worker, lost)
         return left
 
     def _count_lost(self, worker: Worker, count: int) -> None:
         """Count messages that left the queue and were not handled by the process."""
         worker.lose_taken(count)
 
-    def _end_without_restart(self, kept: Kept, worker: Worker, step: str, left: list[Left] | None) -> None:
+    def _end_without_restart(
+        self, kept: Kept, worker: Worker, step: str, error: BaseException, left: list[Left] | None
+    ) -> None:
         """It is not restarted. What was left for the next process is lost; so are later messages, if it cannot
         receive.
         """
@@ -327,7 +327,7 @@ class Keeper:
             module = kept.module
             # The last process that was sent something knows what is left; one that was sent nothing yet does not.
             if hasattr(module, "unhandled") and not module.accounted and (left is None or module.sent > 0):
-                module.kill()
+                module.give_up(error)
                 left = self._unhandled(kept, worker)
         if left:
             log.error("module %r: %d messages that its process had not handled are lost", kept.shown, len(left))

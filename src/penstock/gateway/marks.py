@@ -119,7 +119,7 @@ class _Wait:
             state = sink.module, sink.resent
             if self._state != state:
                 self._state, self._passed_on = state, mark()
-            if self._passed_on is None or not self._passed_on():
+            if self._passed_on is None or not self._passed_on() or sink.owed:
                 return False
         # In this order: a message moves from the first to the second, and is counted as resent before it leaves the
         # second.

@@ -140,10 +140,8 @@ class NativeModule(Module):
         """Called by the library; an exception must not pass through C."""
         try:
             given = pointer.contents
-            if given.content_size > MAX_CONTENT_BYTES or given.properties_size > MAX_CONTENT_BYTES:
-                raise ValueError(f"a message of {given.content_size} bytes")
-            content = ctypes.string_at(given.content, given.content_size) if given.content_size else b""
-            pairs = ctypes.string_at(given.properties, given.properties_size) if given.properties_size else b""
+            content = _copied("content", given.content, given.content_size)
+            pairs = _copied("properties", given.properties, given.properties_size)
             self.broker.publish(self, GatewayMessage(content, _decoded(pairs)))
         except Exception as error:
             log.warning("module %r: a publish of %s was refused: %s", self.name, self._path, error)
@@ -152,6 +150,16 @@ class NativeModule(Module):
 
     def _log(self, _: int | None, level: int, text: bytes | None) -> None:
         log.log(level, "module %r: %s", self.name, (text or b"").decode(errors="backslashreplace"))
+
+
+def _copied(what: str, place: int | None, size: int) -> bytes:
+    if not size:
+        return b""
+    if not place:
+        raise ValueError(f"{what} is a null pointer with a size of {size}; give the bytes, or the size 0")
+    if size > MAX_CONTENT_BYTES:
+        raise ValueError(f"{what} of {size} bytes; at most {MAX_CONTENT_BYTES} are allowed")
+    return ctypes.string_at(place, size)
 
 
 def _decoded(pairs: bytes) -> dict[str, str]:

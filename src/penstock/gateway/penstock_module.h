@@ -4,8 +4,9 @@
  * gateway's file that names the library, the gateway calls create once, then start, then receive for each message, one
  * at a time and in order, then destroy. Calls for one module never overlap, but may come from different threads.
  *
- * publish may be called from any thread between create and the return of destroy. It copies the message. It may wait
- * while a sink's queue is full (that is back-pressure) and gives 0, or -1 when the message was refused.
+ * publish may be called from any thread from start on until destroy is called; in create and destroy it is refused. It
+ * copies the message. It may wait while a sink's queue is full (that is back-pressure) and gives 0, or -1 when the message
+ * was refused; the gateway's log says why.
  *
  * A message that receive is given belongs to the gateway and is gone when receive returns.
  *
@@ -25,7 +26,7 @@ extern "C" {
 typedef struct penstock_message {
     const char *properties;   /* key NUL value NUL ..., UTF-8, no key twice; null when there are none */
     uint64_t properties_size; /* bytes of them, all NULs counted */
-    const uint8_t *content;
+    const uint8_t *content;   /* null only where content_size is 0 */
     uint64_t content_size;
 } penstock_message;
 

@@ -140,7 +140,8 @@ class Place:
         if isinstance(self.value, bool) or not isinstance(self.value, int):
             self.fail(f"must be a whole number, not {_kind(self.value)}")
         if not least <= self.value <= most:
-            bounds = f"it must be {least} or more" if most == UNBOUNDED else f"{least} to {most} are allowed"
+            below = most == UNBOUNDED and self.value < least
+            bounds = f"it must be {least} or more" if below else f"{least} to {most} are allowed"
             self.fail(f"is {self.value}; {bounds}")
         return self.value
 

@@ -2,8 +2,8 @@
 
 In the gateway such a module is a ``ProcessModule``: ``receive_many`` writes frames to the channel ``URI.in``; a thread
 of its own publishes what arrives on ``URI.out`` and watches the control socket. Every message sent is kept until the
-counter that the child shares shows that it was handled. So when the child dies, only the message being handled is lost
-and counted; the others are sent again to the next child (``unhandled``).
+counter that the child shares shows that it was handled. So when the child dies, that try has failed for the messages
+that it had in hand (``in_hand``), and the others are sent to the next child (``unhandled``).
 
 Entry point: ``"package.module:Class"``, or an object with ``class`` (run by ``child.py``), or with ``activation``:
 ``"launch"`` with ``path`` and ``args`` (any program), or ``"none"`` (the user starts it); ``control_id`` is then the
@@ -38,11 +38,12 @@ from penstock._core.gateway import GatewayMessage
 from penstock.errors import ClosedError, PenstockError
 from penstock.gateway import carriage, control
 from penstock.gateway.configuration import ModuleEntry, imported
-from penstock.gateway.errors import BrokerError, EndedByFailure, MessageFailed, ModuleError, StepFailed
+from penstock.gateway.errors import BrokerError, EndedByFailure, MessageFailed, ModuleError, StepFailed, reason_of
 from penstock.gateway.module import Module, Outlet, refuse_generators
 from penstock.gateway.place import Place
 from penstock.gateway.stillness import Stillness
 from penstock.gateway.supervision import Policy
+from penstock.quantities import number_of
 from penstock.throttle import Throttle
 
 BATCH = 256
@@ -229,20 +230,25 @@ class ProcessModule(Module):
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
         """Send messages; waits while the process is behind."""
-        self._send_messages(messages, 1)
+        self._send_messages([(messages, 1)])
 
     def receive_again(self, message: GatewayMessage, tries: int) -> None:
         """Send a message that has failed before, for the ``tries``-th time."""
-        self._send_messages([message], tries)
+        self._send_messages([([message], tries)])
 
-    def _send_messages(self, messages: Sequence[GatewayMessage], tries: int) -> None:
+    def _send_messages(self, sending: Sequence[tuple[Sequence[GatewayMessage], int]]) -> None:
+        """Send messages, each group of them with its number of tries."""
         handled = self.handled
         with self._window_lock:
             if self._failures_heard >= self._failures_told:  # otherwise a failure is still to be reported
                 while self._window and self._first + len(self._window[0][0]) <= handled:
                     self._first += len(self._window.popleft()[0])
-            self._window.append((messages, tries))
-            self.sent += len(messages)
+            for several, tries in sending:
+                self._window.append((several, tries))
+                self.sent += len(several)
+                if tries > 1:
+                    self._handle_alone(self.sent)
+        messages = sending[0][0] if len(sending) == 1 else [message for several, _ in sending for message in several]
         self._check_alive()
         try:
             expiries = self.expiries(messages) if self.expiries is not None and self._launch.kind is not None else None
@@ -251,6 +257,12 @@ class ProcessModule(Module):
             if self.dead is None:
                 raise
         self._check_alive()  # it may have died while this waited; the next process gets them from the window
+
+    def _handle_alone(self, number: int) -> None:
+        """Let the process handle each message up to this one by itself."""
+        if not self._closed:
+            with contextlib.suppress(ValueError):  # another thread has closed it meanwhile
+                self._counter[40:48] = number.to_bytes(8, sys.byteorder)
 
     def _check_alive(self) -> None:
         if self.dead is not None:
@@ -279,16 +291,21 @@ class ProcessModule(Module):
 
     def resend(self, left: Sequence[tuple[GatewayMessage, int]]) -> None:
         """Send what another process left (``unhandled``), each for the time that it was sent there."""
-        for tries, several in itertools.groupby(left, key=lambda one: one[1]):
-            self._send_messages([message for message, _ in several], tries)
+        each_try = itertools.groupby(left, key=lambda one: one[1])
+        self._send_messages([([message for message, _ in several], tries) for tries, several in each_try])
+
+    def in_hand(self) -> list[tuple[GatewayMessage, int]]:
+        """What a process that has died was handling, with the times it was tried, this one included."""
+        done = self.handled
+        with self._window_lock:
+            return list(itertools.islice(self._sent_from(done), max(0, self._begun - done)))
 
     def unhandled(self) -> list[tuple[GatewayMessage, int]]:
-        """What a process that has died leaves for the next one: everything sent after the message in hand, with the
+        """What a process that has died leaves for the next one: everything sent after what it had in hand, with the
         times it was tried, this one included."""
-        done = self.handled
-        in_hand = 1 if self._begun > done else 0
+        done = max(self.handled, self._begun)
         with self._window_lock:
-            return list(self._sent_from(done + in_hand))
+            return list(self._sent_from(done))
 
     def _sent_from(self, number: int) -> Iterator[tuple[GatewayMessage, int]]:
         """The messages of the window from a number on, with their tries. Called under its lock."""
@@ -338,6 +355,11 @@ class ProcessModule(Module):
         """End the process by force, without waiting for anything."""
         if self.process is not None:
             self.process.kill()
+
+    def give_up(self, error: BaseException) -> None:
+        """End the process by force, because its module has failed: that is no failure of its own."""
+        self.dead = self.dead or error
+        self.kill()
 
     def end(self) -> None:
         """End the process gracefully, by force after the grace period. Its last messages are still published."""
@@ -517,9 +539,12 @@ class ProcessModule(Module):
                     ended = self._listen(decoder)
         self._forward()
         if not self._closing.is_set():
-            self.dead = ended or ModuleError("its process ended")
+            error = ended or ModuleError("its process ended")
+            if count := len(self.in_hand()):
+                error = ModuleError(f"{reason_of(error)} while it handled {number_of(count, 'message')}")
+            self.dead = error
             self._publisher.close()  # wake all threads that wait for the dead process
-            self._report_failure(ended or ModuleError("its process ended"))
+            self._report_failure(error)
 
     def _forward(self) -> None:
         """Publish everything that has arrived."""

@@ -435,6 +435,11 @@ class Worker:
             self.given_back.extend((message, tries, error) for message, tries in messages)
             self.post(self._take_back)
 
+    def fail_in_hand(self, messages: Sequence[tuple[GatewayMessage, int]], error: BaseException) -> None:
+        """Take back, on the worker's thread, what the module's process had in hand when it ended."""
+        self.given_back.extend((message, tries, error) for message, tries in messages)
+        self._take_back()
+
     def let_go(self, kept: bool = True) -> None:
         """From now on leave failed messages to their durable source instead of trying them again; with ``kept`` False
         try them again, as before.

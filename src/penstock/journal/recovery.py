@@ -308,7 +308,7 @@ def _read_last(
     if found and refuse_damage:
         raise _refusal(directory, found)
     result.report.damage += found
-    if scan["tail_bytes"]:
+    if scan["tail_bytes"] and scan["end"] >= known:  # before the durable end it is damage
         result.report.torn_bytes = scan["tail_bytes"]
         result.report.torn_place = f"{path}:{scan['end']}"
     result.topics = [(number, name or b"unknown#%d" % number, *rest) for number, name, *rest in scan["topics"]]
