@@ -161,7 +161,7 @@ class ModuleBroker(Router):
         if worker is None:
             name = getattr(source, "name", "") or type(source).__name__
             raise BrokerError(
-                f"module {name!r} is not attached to this broker: it publishes before create has returned, or after its end"
+                f"module {name!r} is not attached to this broker: it publishes before create has returned or too late"
             )
         raise BrokerError(f"module {worker.name!r} was stopped; what it publishes now is refused")
 

@@ -287,7 +287,7 @@ class Buffer(Module):
                     raise
                 place = error.positions[1]
                 continue
-            yield from (message for message in batch if message.position < end)
+            yield from (message for message in batch if int(message.position or 0) < end)
 
     def _with_remedy(self, damage: CorruptionError) -> str:
         from penstock.journal.recovery import mended_by
