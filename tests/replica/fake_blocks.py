@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from penstock.replica.client import UnansweredError
 from penstock.replica.stream import Bounds, StreamError, WrongLastError
@@ -17,14 +17,18 @@ class FakeStream:
     def __init__(self) -> None:
         self.blocks: dict[int, bytes] = {}
         self.first, self.last = 1, 0
+        self.identities: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def append(self, data: bytes, after: int) -> None:
+    def append(self, data: bytes, after: int, identity: str = "") -> None:
         with self._lock:
+            if identity and self.identities.get(identity) == after + 1 == self.last:
+                return  # it has that message, whatever this one holds
             if after != self.last:
                 raise WrongLastError(f"wrong last sequence: {self.last}")
             self.blocks[self.last + 1] = data
             self.last += 1
+            self.identities[identity] = self.last
 
     def purge(self, below: int) -> None:
         self.first = max(self.first, min(below, self.last + 1))
@@ -33,22 +37,25 @@ class FakeStream:
 
 
 class FakeBlocks:
-    """One connection. ``chance`` makes it as unreliable as ``trouble`` (0 to 1) says."""
+    """One connection, or one after the other: each takes blocks up to one of ``limits``. ``chance`` makes it as
+    unreliable as ``trouble`` (0 to 1) says.
+    """
 
     def __init__(
         self,
         stream: FakeStream,
         chance: random.Random | None = None,
         trouble: float = 0.0,
-        max_bytes: int = 1 << 20,
+        limits: Sequence[int] = (1 << 20,),
     ) -> None:
         self.name = "stream fake"
-        self.max_bytes = max_bytes
+        self.limits = limits
+        self.max_bytes = limits[0]
         self.stream = stream
         self._chance = chance or random.Random(0)
         self.trouble = trouble
         self.cut = False  # nothing gets through
-        self._late: list[tuple[bytes, int]] = []  # sent, not answered, still on their way
+        self._late: list[tuple[bytes, int, str]] = []  # sent, not answered, still on their way
 
     def _land(self) -> None:
         if self.cut:
@@ -58,9 +65,8 @@ class FakeBlocks:
     def _land_late(self) -> None:
         """Something that timed out lands now, or never."""
         if self._late and self._chance.random() < 0.5:
-            data, after = self._late.pop(self._chance.randrange(len(self._late)))
             with contextlib.suppress(WrongLastError):
-                self.stream.append(data, after)
+                self.stream.append(*self._late.pop(self._chance.randrange(len(self._late))))
 
     def _stumble(self) -> None:
         self._land()
@@ -77,11 +83,15 @@ class FakeBlocks:
 
     def append(self, data: bytes, after: int, identity: str) -> None:
         self._land()
+        if len(data) > self.max_bytes:
+            raise UnansweredError("connection reset by peer")
         fate = self._chance.random()
+        if fate < self.trouble:
+            self.max_bytes = self._chance.choice(self.limits)  # of the next connection
         if fate < self.trouble / 3:  # it never gets there, or gets there late
-            self._late.append((data, after))
+            self._late.append((data, after, identity))
             raise UnansweredError("no answer")
-        self.stream.append(data, after)
+        self.stream.append(data, after, identity)
         if fate < self.trouble:
             raise UnansweredError("the answer was lost")
 

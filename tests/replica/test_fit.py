@@ -27,6 +27,9 @@ from penstock.replica.protocol import Message
 from penstock.replica.standby import lease_stream
 from penstock.replica.stream import Target
 
+from .conftest import LONG, until
+from .test_model import contents
+
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JetStream]:
@@ -88,6 +91,70 @@ def test_a_stream_of_an_administrator_that_keeps_every_block_is_taken(
     finally:
         blocks._ask("STREAM.DELETE.fit", {})
         blocks.close()
+
+
+@pytest.fixture
+def node_of_its_own(tmp_path: Path) -> Iterator[Cluster]:
+    """A node that the test may end."""
+    with Cluster(tmp_path / "own", 1) as cluster:
+        cluster.connect().close()
+        yield cluster
+
+
+@pytest.mark.parametrize("server", ["the server", "the stream"])
+def test_a_limit_that_was_lowered_meanwhile_cuts_what_is_longer(
+    node_of_its_own: Cluster, server: str, tmp_path: Path
+) -> None:
+    """The limit is that of the connection in use, not of the first one."""
+    blocks = node_of_its_own.connect()
+    replica = Replica(tmp_path / "a", blocks)
+    long = bytes(3 << 20)
+    with contextlib.closing(blocks), Journal(tmp_path / "a", disk=replica.disk()) as journal:
+        journal.append("t", long)
+        before = blocks.bounds().last
+        if server == "the server":
+            restart(node_of_its_own, 1 << 20)
+        else:
+            settings = blocks.describe()["config"]
+            blocks._ask(f"STREAM.UPDATE.{blocks.target.stream}", {**settings, "max_msg_size": 1 << 20})
+        replica.end_after(LONG)
+        journal.append("t", long)
+        journal.append("t", b"and on")
+        assert blocks.bounds().last == before + 5, "three parts of a megabyte, what is left, and the short one"
+        assert [len(body) for _, body in sorted(contents(journal).items())] == [3 << 20, 3 << 20, 6]
+    with (
+        contextlib.closing(node_of_its_own.connect()) as again,
+        Journal(tmp_path / "b", disk=Replica(tmp_path / "b", again).disk()) as journal,
+    ):
+        assert [len(body) for _, body in sorted(contents(journal).items())] == [3 << 20, 3 << 20, 6]
+
+
+def test_a_server_that_takes_too_little_is_named_with_the_remedy(node_of_its_own: Cluster) -> None:
+    restart(node_of_its_own, 4096)
+    blocks = JetStream(Target.parse(node_of_its_own.address))
+    remedy = "takes 4096 bytes in one message, and 65536 is the least"
+
+    def refused() -> str:
+        try:
+            blocks.open()
+        except ConnectionError as error:
+            return str(error)
+        return "taken"
+
+    with contextlib.closing(blocks):
+        until(lambda: "refused" not in refused(), "the node answers")
+        assert f"{remedy}: max_payload: 8MB" in refused()
+    found = [finding for finding in health.look(blocks.target) if remedy in finding.text]
+    assert found[0].verdict == "bad" and "max_payload: 8MB" in found[0].remedy
+
+
+def restart(cluster: Cluster, max_payload: int) -> None:
+    """End the only node, and start it with another ``max_payload``."""
+    (one,) = cluster.nodes
+    one.kill()
+    path = one.directory / "nats.conf"
+    path.write_text(path.read_text().replace(f"max_payload: {8 << 20}", f"max_payload: {max_payload}"))
+    one.start()
 
 
 def test_doctor_tells_that_a_log_was_purged(node: JetStream, tmp_path: Path) -> None:

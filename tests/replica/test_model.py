@@ -1,7 +1,7 @@
 """The replicated log against a model: whatever is confirmed is there, in order, each once, wherever it is opened.
 
 Brokers come and go on old, empty and damaged directories, several at a time; answers are lost, appends land late, and
-commits are larger than a block.
+commits are larger than a block, which is shorter at one server than at another.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Model:
         self.leader: int | None = None  # whose directory has everything that was confirmed
 
     def blocks(self, trouble: float) -> FakeBlocks:
-        return FakeBlocks(self.stream, self.chance, trouble, max_bytes=20_000)
+        return FakeBlocks(self.stream, self.chance, trouble, limits=(20_000, 5_000, 70_000))
 
     def start(self, number: int, trouble: float = 0.2) -> None:
         self.kill(number)

@@ -336,7 +336,7 @@ def test_a_journal_is_copied_to_an_empty_stream(tmp_path: Path, stream: FakeStre
     with Journal(tmp_path / "own", segment_bytes=SMALL) as journal:
         fill(journal)
         before, identity = contents(journal), journal.uuid
-    assert seed(tmp_path / "own", FakeBlocks(stream, max_bytes=30_000)) > 2
+    assert seed(tmp_path / "own", FakeBlocks(stream, limits=(30_000,))) > 2
     with opened(tmp_path / "b", stream) as journal:
         assert (contents(journal), journal.uuid) == (before, identity)
         journal.append("t", b"more")

@@ -5,6 +5,10 @@ place is read. The same bytes: it is stored. Other bytes: another broker leads (
 sent again. This may be repeated safely, since the block can only be stored at that place. So nothing depends on time,
 and ``append`` waits as long as the stream has no quorum.
 
+How much goes into one block is asked at each try, because it belongs to the connection: a block that the server takes
+no more in one message is cut, and its parts are a chain. Any cut of our own data at our place counts as stored, and the
+next block goes on where it ends.
+
 A stream that has lost blocks, as its servers do when their files are damaged, is noticed here too (LostBlocksError):
 opening it again on the directory that has them restores them. One thread.
 """
@@ -17,7 +21,7 @@ import time
 from collections.abc import Callable
 
 from penstock.errors import CorruptionError, PenstockError
-from penstock.replica.block import decode
+from penstock.replica.block import HEAD, Block, decode
 from penstock.replica.client import UnansweredError
 from penstock.replica.outage import Outage
 from penstock.replica.stream import Blocks, StreamError, WrongLastError
@@ -88,14 +92,25 @@ class Appender:
         """Wait at most this many seconds from now on for an outcome. Any thread, any signal handler."""
         self._end_at = time.monotonic() + seconds
 
-    def append(self, data: bytes) -> int:
-        """Add a block; returns its sequence. FencedError: another broker has added one; this is final."""
+    def append(self, block: Block) -> int:
+        """Add a block, or a chain of its parts if it is too long for one; returns the sequence of the first.
+        FencedError: another broker has added one; this is final.
+        """
+        begun = self.last + 1
+        at = self._append(block, 0, begun)
+        while at < len(block.data):
+            at += self._append(block, at, begun)
+        return begun
+
+    def _append(self, block: Block, at: int, begun: int) -> int:
+        """Add one block with data from ``at`` on; returns how many bytes of it."""
+        if self.fault is None and time.monotonic() >= self._check_at:
+            self._check()
         if self.fault is not None:
             raise self.fault
         sequence = self.last + 1
-        identity = f"{self._writer:016x}-{sequence}"
         self._outage.begin()
-        while not self._try(data, identity):
+        while (size := self._try(block, at, begun)) is None:
             if self._end_at is not None and time.monotonic() >= self._end_at:
                 self._outage.drop()
                 text = f"{self.blocks.name} did not answer: whether block {sequence} is there is not known"
@@ -105,14 +120,10 @@ class Appender:
         self._outage.end()
         self.last = sequence
         self._short_since = None
-        if time.monotonic() >= self._check_at:
-            self._check()
-        return sequence
+        return size
 
     def _check(self) -> None:
-        """Raise if the stream has lost blocks since the last check. The block appended just now is stored in any
-        case.
-        """
+        """Note a fault if the stream has lost blocks since the last check."""
         self._check_at = time.monotonic() + CHECK_S
         try:
             bounds = self.blocks.bounds()
@@ -131,25 +142,30 @@ class Appender:
             )  # fmt: skip
         self._missing = missing
 
-    def _try(self, data: bytes, identity: str) -> bool:
+    def _try(self, block: Block, at: int, begun: int) -> int | None:
+        """How many bytes are stored; None: nothing is."""
         try:
-            self.blocks.append(data, self.last, identity)
-            return True
+            size = min(len(block.data) - at, self.blocks.max_bytes - HEAD.size)
+            # the size is a part of it: a server takes the same identity for the same message
+            identity = f"{self._writer:016x}-{self.last + 1}-{size}"
+            self.blocks.append(block.part(at, size, begun).encode(), self.last, identity)
+            return size
         except (WrongLastError, UnansweredError, ConnectionError, StreamError) as error:
             self.unknown += 1
             problem: Exception = error
         try:
-            if self._is_there(data, isinstance(problem, WrongLastError)):
-                return True
+            stored = self._stored(block, at, begun, isinstance(problem, WrongLastError))
+            if stored is not None:
+                return stored
         except (UnansweredError, ConnectionError, StreamError) as error:
             problem = error
         if not isinstance(problem, WrongLastError):
             self._outage.note(problem)
-        return False
+        return None
 
-    def _is_there(self, data: bytes, moved: bool) -> bool:
-        """Whether the block is at its place. ``moved``: the server says that the stream does not end right before
-        it.
+    def _stored(self, block: Block, at: int, begun: int, moved: bool) -> int | None:
+        """How many bytes the block at our place has of ours; None: there is no block. ``moved``: the server says that
+        the stream does not end right before it.
         """
         found = self.blocks.read(self.last + 1)
         if found is None and moved:
@@ -158,8 +174,11 @@ class Appender:
                 self._note_short(f"ends with block {bounds.last}, and block {self.last} was confirmed")
             if bounds.first > self.last + 1:
                 found = b""  # there was a block, and it was purged, but not by us
-        if found is None or found == data:
-            return found is not None
+        if found is None:
+            return None
+        size = len(found) - HEAD.size
+        if size >= 0 and found == block.part(at, size, begun).encode():
+            return size
         self.fault = FencedError(self._who_wrote(found))
         raise self.fault
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
@@ -71,6 +71,17 @@ class Block:
     def begin_sequence(self, sequence: int) -> int:
         """The sequence at which its segment begins, given its own sequence; 0: it belongs to none."""
         return sequence if self.begins else self.link
+
+    def part(self, at: int, size: int, begun: int) -> Block:
+        """The block of a chain that has ``size`` bytes of the data from ``at`` on; ``begun``: the sequence of the first
+        block of that chain.
+        """
+        end = at + size
+        flags = self.flags | (MORE if end < len(self.data) else 0)
+        if at == 0:
+            return replace(self, flags=flags, data=self.data[:end])
+        link = begun if self.begins else self.link
+        return replace(self, offset=self.offset + at, link=link, flags=flags & ~BEGIN, data=self.data[at:end])
 
     def encode(self) -> bytes:
         """Its bytes."""

@@ -24,6 +24,7 @@ from penstock.resolving import resolving
 PORT = 4222
 READ_BYTES = 1 << 18
 CONNECT_S = 3.0
+LEAST_MESSAGE_BYTES = 1 << 16  # a server or stream that takes less in one message would have chains of tiny blocks
 NO_RESPONDERS = 503
 LET_IN = (
     "give its token (PENSTOCK_STORE_TOKEN, or nats://TOKEN@HOST), its user (nats://USER:PASSWORD@HOST) "
@@ -31,6 +32,7 @@ LET_IN = (
 )
 #: Why a handshake fails that does not succeed later either.
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER")
+MORE_PAYLOAD = "max_payload: 8MB"
 NEW_CREDS = "replace the credentials file: it is read again at every connection"
 TRUST = "--store-authority FILE names the authority of the servers' certificates, where they have TLS"
 
@@ -81,6 +83,14 @@ class Connection:
         """The longest message that the server accepts."""
         found = self.info.get("max_payload")
         return found if isinstance(found, int) and found > 0 else 1 << 20
+
+    @property
+    def too_little(self) -> str:
+        """Why the server cannot keep blocks, or nothing."""
+        if self.max_payload >= LEAST_MESSAGE_BYTES:
+            return ""
+        takes = f"{_name(self.server)} takes {self.max_payload} bytes in one message"
+        return f"{takes}, and {LEAST_MESSAGE_BYTES} is the least"
 
     def _greet(self, access: Access, deadline: float) -> None:
         if not isinstance(self.event(deadline), Info):
@@ -177,6 +187,9 @@ class Client:
             server = self.servers[self._next % len(self.servers)]
             try:
                 connection = Connection(server, self._access, CONNECT_S)
+                if connection.too_little:
+                    connection.close()
+                    raise ProtocolError(f"{connection.too_little}: {MORE_PAYLOAD} in its configuration")
                 connection.send(protocol.subscribe(f"{self._inbox}.*", "1"))
                 self._connection = connection
                 self._greeted = True

@@ -17,7 +17,7 @@ from uuid import UUID
 from penstock.errors import PenstockError, StateError
 from penstock.journal import layout
 from penstock.replica.appender import Appender
-from penstock.replica.block import BEGIN, EPOCH, HEAD, MORE, Block
+from penstock.replica.block import BEGIN, EPOCH, Block
 from penstock.replica.client import UnansweredError
 from penstock.replica.refill import Refilled, UnsyncedDisk
 
@@ -146,28 +146,17 @@ class ReplicatedDisk(UnsyncedDisk):
         self._note_kept()
 
     def _append(self, data: bytes, segment: tuple[int, int], offset: int, link: int, flags: int) -> int:
-        """Append one block, or a chain of them; returns the sequence of the first."""
+        """Append a commit; returns the sequence of its first block."""
         batch = layout.BATCH.unpack_from(data, layout.SEGMENT_HEADER_BYTES if flags & BEGIN else 0)
         first = batch[3]
         following = first + batch[4]
-        most = self._appender.blocks.max_bytes - HEAD.size
-        begun = self._appender.last + 1
-        for at in range(0, len(data), most):
-            part = data[at : at + most]
-            marks = (flags if at == 0 else 0) | (MORE if at + most < len(data) else 0)
-            whole = link if at == 0 or not flags & BEGIN else begun
-            self._appender.append(
-                Block(
-                    self._uuid, self._epoch, self._writer, first, following, *segment, offset + at, whole, marks, part
-                ).encode()
-            )
-        return begun
+        return self._appender.append(
+            Block(self._uuid, self._epoch, self._writer, first, following, *segment, offset, link, flags, data)
+        )
 
 
-def epoch_block(directory: Refilled, epoch: int, writer: int) -> bytes:
+def epoch_block(directory: Refilled, epoch: int, writer: int) -> Block:
     """The block that says that ``writer`` leads from here on."""
     link = directory.begins.get(directory.segment, 0)
     following = directory.next
-    return Block(
-        directory.uuid, epoch, writer, following, following, *directory.segment, directory.end, link, EPOCH
-    ).encode()
+    return Block(directory.uuid, epoch, writer, following, following, *directory.segment, directory.end, link, EPOCH)

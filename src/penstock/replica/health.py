@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError, RefusedError, describe
 from penstock.replica.block import decode
-from penstock.replica.client import LET_IN, NEW_CREDS, Connection, UnansweredError
+from penstock.replica.client import LET_IN, MORE_PAYLOAD, NEW_CREDS, Connection, UnansweredError
 from penstock.replica.lease import LEASE_S, MARGIN, Holder
 from penstock.replica.protocol import fields_of
 from penstock.replica.standby import lease_stream
@@ -72,9 +72,11 @@ def _server(server: tuple[str, int], target: Target) -> Iterator[Finding]:
         text = f"{name} has no JetStream: it is not configured, or the server has ended it, as on a full disk"
         remedy = "its log tells; jetstream { store_dir: ..., sync_interval: always }; after a full disk: restart it"
         yield Finding("bad", text, remedy)
-    if connection.max_payload < MAX_BLOCK_BYTES:
+    if connection.too_little:
+        yield Finding("bad", connection.too_little, f"{MORE_PAYLOAD}; the broker stores without it")
+    elif connection.max_payload < MAX_BLOCK_BYTES:
         text = f"{name} takes {connection.max_payload} bytes in one message: larger commits are cut in pieces"
-        yield Finding("note", text, "max_payload: 8MB")
+        yield Finding("note", text, MORE_PAYLOAD)
 
 
 def _no_entry(name: str, error: Exception) -> Finding:

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from penstock._core.journal import crc32c
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.replica.stream import Blocks, WrongLastError
 
@@ -167,7 +168,8 @@ class Lease:
             self._sent = sequence, self._clock()
         sent_at = self._sent[1]
         try:
-            self.blocks.append(data, self._last, f"{holder.writer}-{sequence}")
+            # with a sum of it: a server takes the same identity for the same message
+            self.blocks.append(data, self._last, f"{holder.writer}-{sequence}-{crc32c(data):08x}")
         except WrongLastError:  # it may be our own earlier block, whose answer was lost
             stored = self.blocks.read(sequence) if self.blocks.bounds().last == sequence else None
             if stored is None or not _same(Holder.decode(stored), holder):

@@ -22,7 +22,7 @@ from penstock.journal.disk import Disk, read_all, read_part
 from penstock.journal.lock import WriterLock
 from penstock.printable import command
 from penstock.replica.appender import PAUSE_S, Appender
-from penstock.replica.block import BEGIN, EPOCH, HEAD, MORE, Block, decode
+from penstock.replica.block import BEGIN, EPOCH, Block, decode
 from penstock.replica.history import Chains, History, Segment, kept_segments
 from penstock.replica.refill import mend, same_boot
 from penstock.replica.stream import Blocks, Bounds
@@ -193,9 +193,9 @@ def _copy(
     for at, name in enumerate(segments):
         following = segments[at + 1][0] if at + 1 < len(segments) else journal.frontier
         data = _unsealed_log(directory / layout.segment_name(*name), following)
-        begin = _append(appender, Block(journal.uuid, 0, writer, name[0], following, *name, 0, begin), data)
+        begin = appender.append(Block(journal.uuid, 0, writer, name[0], following, *name, 0, begin, BEGIN, data))
         block = Block(journal.uuid, epoch, writer, following, following, *name, len(data), begin, EPOCH)
-    appender.append(block.encode())
+    appender.append(block)
 
 
 def _unsealed_log(path: Path, following: int) -> bytes:
@@ -207,15 +207,3 @@ def _unsealed_log(path: Path, following: int) -> bytes:
         raise InvalidArgument(f"{path} is damaged: {command('journal', 'repair', path.parent)} keeps all that is whole")
     seal_end = layout.SEAL_OFFSET + layout.SEAL_BYTES
     return data[: layout.SEAL_OFFSET] + bytes(layout.SEAL_BYTES) + data[seal_end : scan["end"]]
-
-
-def _append(appender: Appender, block: Block, data: bytes) -> int:
-    """Append a chain; returns the sequence of its first block."""
-    most = appender.blocks.max_bytes - HEAD.size
-    begun = appender.last + 1
-    for at in range(0, len(data), most):
-        more = MORE if at + most < len(data) else 0
-        link, marks = (block.link, BEGIN | more) if at == 0 else (begun, more)
-        fields = block.uuid, block.epoch, block.writer, block.first, block.next, block.segment, block.revision
-        appender.append(Block(*fields, at, link, marks, data[at : at + most]).encode())
-    return begun

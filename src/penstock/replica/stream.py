@@ -12,6 +12,7 @@ import json
 import logging
 import re
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,16 @@ from urllib.parse import parse_qsl, unquote
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.nats_credentials import read_credentials
 from penstock.printable import command
-from penstock.replica.client import CONNECT_S, NO_RESPONDERS, PORT, Access, Client, Connection, UnansweredError
+from penstock.replica.client import (
+    CONNECT_S,
+    LEAST_MESSAGE_BYTES,
+    NO_RESPONDERS,
+    PORT,
+    Access,
+    Client,
+    Connection,
+    UnansweredError,
+)
 from penstock.replica.outage import SLOW_S
 from penstock.replica.protocol import Message, fields_of
 
@@ -39,10 +49,10 @@ WRONG_LAST = (10071, 10164)
 NOT_FOUND, NO_MESSAGE = 404, 10037
 STREAM_NOT_FOUND = 10059
 NOT_CLUSTERED = 10074  # more than one copy was asked of a server that is alone
+TOO_LONG = 10054  # the message is longer than the stream takes
 NO_PEERS = 10005  # fewer servers than copies
 LIMITS_REACHED = (10023, 10077, 10110, 10122)
 MAX_BLOCK_BYTES = 8 << 20
-LEAST_MESSAGE_BYTES = 1 << 16  # a stream that takes less in one message would have chains of tiny blocks
 _NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _HOST = re.compile(r"^(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::(\d{1,5}))?$")
 
@@ -86,7 +96,10 @@ class Blocks(Protocol):
     """What the replicated store needs of a store of blocks."""
 
     name: str  #: for messages to the user
-    max_bytes: int  #: the longest block
+
+    @property
+    def max_bytes(self) -> int:
+        """The longest block; it belongs to the connection, and may be another one after a failure. ConnectionError."""
 
     def make(self) -> None:
         """Make the store if it is not there yet; before the first block."""
@@ -95,7 +108,9 @@ class Blocks(Protocol):
         """Which sequences there are."""
 
     def append(self, data: bytes, after: int, identity: str) -> None:
-        """Add a block. WrongLastError: the last one is not ``after``. UnansweredError: the outcome is unknown."""
+        """Add a block. WrongLastError: the last one is not ``after``. UnansweredError: the outcome is unknown.
+        ``identity``: of these bytes alone; a server stores nothing more under one that it has.
+        """
 
     def read(self, sequence: int) -> bytes | None:
         """One block, from the leader; None: it does not exist (yet, or any more)."""
@@ -223,7 +238,7 @@ class JetStream:
         self.subject = f"penstock.{target.stream}"
         self.client = Client(target.servers, target.access)
         self._answer_s = answer_s
-        self.max_bytes = MAX_BLOCK_BYTES
+        self._largest = MAX_BLOCK_BYTES + HEADERS_BYTES  # in one message, as the stream's settings say
         self._absent = False
 
     def find(self) -> None:
@@ -300,10 +315,13 @@ class JetStream:
         problem = next(self.unfit(found), None)
         if problem is not None:
             raise InvalidArgument(f"{problem}: name another stream, or make it anew")
-        largest = _settings(found).get("max_msg_size", -1)
-        longest = min(self.client.connection().max_payload, largest if largest > 0 else MAX_BLOCK_BYTES + HEADERS_BYTES)
-        self.max_bytes = min(MAX_BLOCK_BYTES, longest - HEADERS_BYTES)
         return found
+
+    @property
+    def max_bytes(self) -> int:
+        """What both the stream and the server of the connection take."""
+        longest = min(self._largest, self.client.connection().max_payload)
+        return max(longest, LEAST_MESSAGE_BYTES) - HEADERS_BYTES
 
     def unfit(self, found: dict[str, Any]) -> Iterator[str]:
         """Why a stream of this description must not be used, a sentence each: it is another program's, or its servers
@@ -386,6 +404,8 @@ class JetStream:
             server = self.client.name
             self._leave()
             raise UnansweredError(f"{server} does not know who leads {self.name}")
+        largest = _settings(found).get("max_msg_size", -1)
+        self._largest = min(MAX_BLOCK_BYTES + HEADERS_BYTES, largest if largest > 0 else sys.maxsize)
         return found
 
     def _leave(self) -> None:
@@ -435,7 +455,12 @@ class JetStream:
             "Nats-Expected-Stream": self.target.stream,
             "Nats-Expected-Last-Sequence": str(after),
         }
-        fields = self._fields(self.client.request(self.subject, data, headers, timeout=self._answer_s))
+        try:
+            fields = self._fields(self.client.request(self.subject, data, headers, timeout=self._answer_s))
+        except StreamError as error:
+            if getattr(error, "number", 0) == TOO_LONG:  # the stream's settings were changed
+                self.describe()
+            raise
         if fields.get("seq") != after + 1:
             raise WrongLastError(f"{self.name}: the block is number {fields.get('seq')}, not {after + 1}")
 
