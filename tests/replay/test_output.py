@@ -36,6 +36,37 @@ def test_an_output_that_cannot_be_stored_is_no_fault_of_its_module(
         first_difference(tmp_path / "out", tmp_path / "out")
 
 
+@pytest.mark.parametrize("there", [False, True], ids=["a new folder", "an empty folder"])
+@pytest.mark.parametrize("call", ["append", "__init__"])
+def test_an_output_in_which_nothing_could_be_stored_is_not_made(
+    call: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(Journal, call)
+
+    def full(journal: Journal, *arguments: object, **options: object) -> None:
+        if call == "__init__":
+            original(journal, *arguments, **options)
+            journal.close()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if there:
+        (tmp_path / "out").mkdir()
+    monkeypatch.setattr(Journal, call, full)
+    with pytest.raises(OSError, match="No space"), Output(tmp_path / "out") as output:
+        output.published("it", GatewayMessage(b"x", {}))
+    assert list(tmp_path.rglob("*")) == ([tmp_path / "out"] if there else [])
+
+
+def test_an_output_that_ended_before_anything_was_stored_is_not_complete(tmp_path: Path) -> None:
+    """As one whose process was killed: a complete one says so, also where nothing was published."""
+    Journal(tmp_path / "killed").close()
+    with Output(tmp_path / "good"):
+        pass
+    for pair in (("killed", "killed"), ("killed", "good"), ("good", "killed")):
+        with pytest.raises(PenstockError, match="killed is not complete"):
+            first_difference(*(tmp_path / name for name in pair))
+
+
 def test_a_folder_is_made_when_there_is_something_to_store(tmp_path: Path) -> None:
     with pytest.raises(KeyError), Output(tmp_path / "out"):
         raise KeyError

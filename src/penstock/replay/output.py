@@ -6,12 +6,14 @@ says, as in a recording, whether the replay was completed.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, PenstockError
 from penstock.gateway.configuration import is_address
 from penstock.journal import Entry, Journal
 from penstock.recording.story import STORY, topic_of
@@ -76,9 +78,24 @@ class Output:
     def _journal(self) -> Journal:
         if self._opened is None:
             self._check_free()
-            self._opened = _Kept(self._directory, max_message_bytes=MAX_MESSAGE_BYTES)
-            self._append_event("started")
+            existed = self._directory.exists()
+            try:
+                self._opened = _Kept(self._directory, max_message_bytes=MAX_MESSAGE_BYTES)
+                self._append_event("started")
+            except BaseException:
+                self._discard(existed)
+                raise
         return self._opened
+
+    def _discard(self, existed: bool) -> None:
+        """Remove what was begun: nothing is stored in it. A folder that was there stays, empty."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            with contextlib.suppress(OSError, PenstockError):
+                opened.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        if existed:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
 
     def _append_event(self, event: str) -> None:
         self._journal.append(STORY, json.dumps({"event": event}).encode())
