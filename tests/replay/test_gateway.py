@@ -153,7 +153,10 @@ class InThreads(Module):
     """Uses a thread of its loop's."""
 
     async def receive(self, message: GatewayMessage) -> None:  # type: ignore[override]
-        await asyncio.to_thread(print)
+        if bytes(message) == b"to_thread":
+            await asyncio.to_thread(print)
+        else:
+            await asyncio.get_running_loop().run_in_executor(None, print)
 
 
 class Asks(Module):
@@ -485,10 +488,11 @@ def test_what_never_ends_is_told_as_waiting(tmp_path: Path) -> None:
     assert report.waiting == {"waits": 3} and report.succeeded
 
 
-def test_threads_of_an_async_step_are_refused(tmp_path: Path) -> None:
-    script = recording(tmp_path / "rec", plain("a"))
+@pytest.mark.parametrize("call", ["to_thread", "run_in_executor"])
+def test_threads_of_an_async_step_are_refused_with_the_line(call: str, tmp_path: Path) -> None:
+    script = recording(tmp_path / "rec", plain(call))
     file = gateway_file(tmp_path, [module("threads", HERE + "InThreads")], [link("shm:/in", "threads")])
-    with pytest.raises(RefusedError, match="to_thread"):
+    with pytest.raises(RefusedError, match=rf"to_thread.*{Path(__file__).name}:\d+, in receive"):
         run(tmp_path / "out", script, file)
 
 

@@ -17,7 +17,7 @@ import asyncio
 import selectors
 from typing import Any
 
-from penstock.clock import VirtualClock, refuse_if_virtual
+from penstock.clock import VirtualClock
 from penstock.errors import StateError
 
 __all__ = ["SourceLoop", "StageLoop"]
@@ -27,7 +27,7 @@ NEVER = "it waits for what nobody brings at the end"
 
 
 class _VirtualLoop(asyncio.SelectorEventLoop):
-    """What both loops share: their clock, and what they refuse."""
+    """What both loops share: their clock."""
 
     replayed = True  #: others go on while a task of it waits
 
@@ -39,10 +39,6 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """The time of the clock in seconds."""
         return self._virtual.now() + self._ahead_s
-
-    def run_in_executor(self, *_: Any) -> Any:  # type: ignore[override]
-        """Refused."""
-        refuse_if_virtual("run_in_executor and asyncio.to_thread (in threads of their own)")
 
     def wait(self, timeout: float | None) -> None:
         """Called when everything in the loop waits; ``timeout`` None: for no timer."""

@@ -9,6 +9,7 @@ whichever library. (Python 3.11 has no audit event for that, so ``Thread.start``
 from __future__ import annotations
 
 import _thread
+import asyncio
 import contextlib
 import multiprocessing.process
 import os
@@ -120,6 +121,8 @@ def controlled(before: Used | None = None) -> Iterator[Used]:
         replace(stack, threading.Thread, "start", _started_or_refused(threading.Thread.start))
         for name in ("start_new_thread", "start_new"):  # what threading itself calls has other names there
             replace(stack, _thread, name, _begun_or_refused(getattr(_thread, name)))
+        handed = asyncio.BaseEventLoop.run_in_executor
+        replace(stack, asyncio.BaseEventLoop, "run_in_executor", _handed_or_refused(handed))
         for owner, name in ENDS:
             if hasattr(owner, name):
                 replace(stack, owner, name, _ended_or_refused(getattr(owner, name), f"{owner.__name__}.{name}"))
@@ -160,6 +163,18 @@ def _begun_or_refused(begin: Callable[..., int]) -> Callable[..., int]:
         return begin(*arguments, **options)
 
     return begun
+
+
+def _handed_or_refused(hand: Callable[..., Any]) -> Callable[..., Any]:
+    """Work for threads of an event loop: they may run already, and then none is started."""
+
+    def handed(*arguments: Any, **options: Any) -> Any:
+        if _now is not None and _now.calls():
+            place = f"asyncio.to_thread or run_in_executor, called at {innermost(sys._getframe(1))}"
+            clocks.refuse_if_virtual(f"a thread of the event loop's ({place}; clock.call_later takes recorded time)")
+        return hand(*arguments, **options)
+
+    return handed
 
 
 def _processes() -> set[multiprocessing.process.BaseProcess]:
