@@ -488,6 +488,12 @@ def test_what_never_ends_is_told_as_waiting(tmp_path: Path) -> None:
     assert report.waiting == {"waits": 3} and report.succeeded
 
 
+def test_a_message_that_is_older_than_one_of_its_source_keeps_its_time(tmp_path: Path) -> None:
+    script = recording(tmp_path / "rec", [("in", 2.0, b"a", {}), ("in", 1.0, b"older", {}), ("in", 3.0, b"b", {})])
+    rows = run(tmp_path / "out", script, gateway_file(tmp_path, [], [link("shm:/in", "shm:/on")]))
+    assert [(at_s, data) for _, at_s, data, _ in rows] == [(2.0, b"a"), (1.0, b"older"), (3.0, b"b")]
+
+
 @pytest.mark.parametrize("call", ["to_thread", "run_in_executor"])
 def test_threads_of_an_async_step_are_refused_with_the_line(call: str, tmp_path: Path) -> None:
     script = recording(tmp_path / "rec", plain(call))
