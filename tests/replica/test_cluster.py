@@ -133,7 +133,7 @@ def test_addresses_are_taken_apart() -> None:
 @pytest.mark.parametrize(
     "address",
     ["h1/s", "http://h/s", "nats://h", "nats://h/", "nats:///s", "nats://h/a.b", "nats://h:99999/s", "nats://h/s?x=1",
-     "nats://h/s?replicas=2", "nats://h,,g/s"],
+     "nats://h/s?replicas=2", "nats://h/s?replicas=1&replicas=3", "nats://h/s?replicas=3&replicas=1", "nats://h,,g/s"],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(InvalidArgument):

@@ -63,6 +63,9 @@ def ended(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT
 WRONG = {
     "--lease needs --standby": ["--lease", "3"],
     "--seed needs --store": ["--seed"],
+    "--store-authority needs --store": ["--store-authority", "/dev/null"],
+    "--store-certificate needs --store": ["--store-certificate", "/dev/null", "--store-key", "/dev/null"],
+    "--store-key needs --store": ["--store-key", "/dev/null"],
     "--no-sync does not go with --store": ["--no-sync", "--store", NOBODY],
     "goes with a certificate": ["--store-key", "/dev/null", "--store", NOBODY],
     "/dev/null is no certificate in PEM form": ["--store-authority", "/dev/null", "--store", NOBODY],
@@ -77,6 +80,9 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
     done = CliRunner().invoke(doctor.app, ["--store", "foo"])
     assert isinstance(done.exception, InvalidArgument), "wrong usage, not a check that failed"
+    for option in ("--store-monitor", "--store-authority", "--store-certificate", "--store-key"):
+        done = CliRunner().invoke(doctor.app, [option, "/dev/null"])
+        assert isinstance(done.exception, InvalidArgument) and option in str(done.exception)
     with pytest.raises(InvalidArgument, match="--lease nan is not a number"):
         _with_usable_numbers(lambda **_: None)(lease=float("nan"))
 

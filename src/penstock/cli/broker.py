@@ -156,7 +156,8 @@ def broker(
     journal_options |= {"keep": keep, "sync": sync, "max_message_bytes": max_message}
     if standby and (store is None or port == 0):
         raise InvalidArgument("--standby needs --store ADDRESS and a fixed port (not 0), because clients must know it")
-    _check_store(store, standby=standby, lease=lease, seed=seed, sync=sync)
+    files = {"authority": store_authority, "certificate": store_certificate, "key": store_key}
+    _check_store(store, files, standby=standby, lease=lease, seed=seed, sync=sync)
     limits = Limits(
         max_message_bytes=max_message,
         max_topics=max_topics,
@@ -211,8 +212,13 @@ def broker(
     print("ended", file=sys.stderr)
 
 
-def _check_store(store: str | None, *, standby: bool, lease: float | None, seed: bool, sync: bool) -> None:
+def _check_store(
+    store: str | None, files: dict[str, Path | None], *, standby: bool, lease: float | None, seed: bool, sync: bool
+) -> None:
     """Refuse options that would do nothing."""
+    for name, file in files.items():
+        if file is not None and store is None:
+            raise InvalidArgument(f"--store-{name} needs --store ADDRESS")
     if lease is not None and not standby:
         raise InvalidArgument("--lease needs --standby")
     if seed and store is None:

@@ -22,6 +22,7 @@ import typer
 
 from penstock.cli import exits, show
 from penstock.cli.commands import EXTRAS
+from penstock.errors import InvalidArgument
 
 app = typer.Typer()
 
@@ -66,6 +67,9 @@ def doctor(
     bad = False
     console = show.console()
     files = (store_authority, store_certificate, store_key)
+    if store is None and (store_monitor or any(files)):
+        text = "--store-monitor, --store-authority, --store-certificate and --store-key need --store ADDRESS"
+        raise InvalidArgument(text)
     for check in CHECKS if store is None else (_cluster(store, store_monitor or [], *files),):
         for finding in _guarded(check):
             bad = bad or finding.verdict == "bad"

@@ -158,7 +158,11 @@ class Target:
                 "is no name of a stream, which has no /"
             )
         user, colon, password = secret.partition(":")
-        options = dict(parse_qsl(query, keep_blank_values=True))
+        written = parse_qsl(query, keep_blank_values=True)
+        options = dict(written)
+        for name, value in written:
+            if options[name] != value:
+                raise InvalidArgument(f"?{query} has {name!r} twice, with different values")
         if options.get("creds") == "":
             raise InvalidArgument("creds= is empty: give it a credentials file, or leave it out")
         replicas = options.pop("replicas", "3")
