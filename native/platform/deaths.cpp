@@ -59,7 +59,7 @@ class DeathsFile {
     bool read(std::uint32_t place, DeathRecord &record) const {
         if (pread(descriptor_, &record, sizeof record, off_t(place) * death_bytes) != ssize_t(sizeof record))
             record = DeathRecord();
-        bool whole = !record.number || record.sum == sum_of(record);
+        bool whole = record.sum == sum_of(record) || is_empty(record);
         if (!whole) record = DeathRecord();
         keep_within(record);
         return whole;
@@ -93,6 +93,12 @@ class DeathsFile {
         // Allocate the whole file at once: a full disk then fails here, and not in the middle of a record.
         int error = write && status.st_size < file_bytes ? posix_fallocate(descriptor_, 0, file_bytes) : 0;
         return error == ENOSPC || error == EDQUOT || error == EFBIG ? std::strerror(error) : "";
+    }
+
+    // Nothing was ever written there.
+    static bool is_empty(const DeathRecord &record) {
+        auto *bytes = reinterpret_cast<const std::uint8_t *>(&record);
+        return std::all_of(bytes, bytes + sizeof record, [](std::uint8_t byte) { return byte == 0; });
     }
 
     static std::uint32_t sum_of(const DeathRecord &record) {

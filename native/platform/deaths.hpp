@@ -7,7 +7,7 @@
 // whose record was overwritten is not recorded again when another of its handles is found: otherwise 33 processes that
 // died together would overwrite each other, channel by channel, and only what the last channel knew would be left.
 //
-//   record   0 number of the record, rising; 0: none   8 liveness token   16 when it was found dead (ns since 1970)
+//   record   0 number of the record, from 1, rising; an empty record is all zeros   8 liveness token   16 when it was found dead (ns since 1970)
 //           24 pid, u32   28 pid of the finder, u32   32 members written, u32   36 members left out, u32
 //           40 its program, 32 bytes   72 the finder's program, 32 bytes   104 CRC-32C of all else, u32   108 zero
 //          128 members   16128 tokens of the last 32 processes that were written over here

@@ -205,9 +205,11 @@ def test_a_record_that_is_not_whole_is_left_out_and_the_first_to_be_written_over
     file = state / "penstock" / "deaths"
     whole = file.read_bytes()
     damaged = bytearray(whole)
-    for at in (0, 20, 36, 60, 104, 300, 5000, 16383):  # of the first record: each of its bytes is under the sum
+    assert whole[0] == 1  # the number of the first record, which one bit makes that of an empty one
+    bits = [(at, 0x10) for at in (0, 20, 36, 60, 104, 300, 5000, 16383)]  # each of its bytes is under the sum
+    for at, bit in [(0, 1), *bits]:
         damaged[:16384] = whole[:16384]
-        damaged[at] ^= 0x10
+        damaged[at] ^= bit
         file.write_bytes(damaged)
         found = death_file()
         assert ([death.pid for death in found.deaths], found.damaged) == ([pids[1]], 1), at
