@@ -60,7 +60,11 @@ class WriterLock:
     def _take(self, directory: Path) -> None:
         if _held.get(self._key) == os.getpid():
             raise RefusedError(f"journal {directory} is being written by this process (pid {os.getpid()})")
-        self._file = open_regular(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT)
+        try:
+            self._file = open_regular(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT)
+        except CorruptionError:
+            path = directory / LOCK_NAME
+            raise RefusedError(f"{path} is not a regular file: remove it; nothing of the journal is in it") from None
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
         except OSError:
