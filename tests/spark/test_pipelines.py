@@ -212,6 +212,18 @@ def test_replay_to_a_journal_keeps_times_ids_and_keys(spark, tmp_path):
     assert got == [(time_ns, f"m{time_ns}", f"k{time_ns}") for time_ns in (-5, 0, 3)]
 
 
+def test_replay_takes_text_and_refuses_rows_without_a_topic_or_a_payload(spark, tmp_path):
+    address = f"journal:{tmp_path / 'j'}" + "#{topic}"
+    text = spark.createDataFrame([("a", 1, "text")], "topic string, timestamp_ns bigint, payload string")
+    assert replay(text, address, speed=0).messages == 1
+    kinds = "topic string, timestamp_ns bigint, payload binary"
+    for row, why in (((None, 1, b"x"), "no topic"), (("a", 1, None), "null payload")):
+        with pytest.raises(InvalidArgument, match=why):
+            replay(spark.createDataFrame([row], kinds), address, speed=0)
+    with Journal(tmp_path / "j", mode="read") as journal:
+        assert [bytes(message) for message in journal.read_many(1, 9)] == [b"text"]
+
+
 def test_replay_to_a_journal(spark, tmp_path):
     rows = [message("a", number, number, number / 10) for number in range(50)]
     frame = spark.createDataFrame(rows[25:] + rows[:25], SCHEMA)

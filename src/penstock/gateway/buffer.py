@@ -28,6 +28,7 @@ from penstock.gateway import carriage
 from penstock.gateway.durable import Forwarder
 from penstock.gateway.errors import MessageFailed, ModuleError
 from penstock.gateway.module import Module, Outlet
+from penstock.printable import command
 from penstock.quantities import check_duration, check_size, number_of
 
 BATCH = 256
@@ -296,11 +297,13 @@ class Buffer(Module):
         known = remedy in told or mended_by(Path(self._directory).absolute()) in told
         return told if known else f"{told}; {remedy}"
 
-    def _tell_gone(self, gone: int, why: str = "the buffer is full, or they were old", unnumbered: int = 0) -> None:
+    def _tell_gone(self, gone: int, why: str = "", unnumbered: int = 0) -> None:
         """Report messages that were removed, and those whose numbers were given again. If nobody counts any more,
         because this module was given up when the gateway ended, the next start finds and reports the former.
         """
         if lost := gone + unnumbered:
+            verify = command("journal", "verify", self._directory)
+            why = why or f"the buffer is full, or they were old ({verify} tells whether files are missing)"
             told = f"{number_of(lost, 'message was', 'messages were')} lost: {why}"
             if self.on_failure is None or self.on_failure(MessageFailed(told, lost)) is not False:
                 self._account(gone)

@@ -115,7 +115,8 @@ def _message(row: Any) -> Message:
             "rows out (frame.where('payload is not null')), or give them one"
         )
     properties = getattr(row, "properties", None)
-    return Message(row.payload, timestamp_ns=row.timestamp_ns, properties=dict(properties or {}))
+    payload = row.payload.encode() if isinstance(row.payload, str) else row.payload
+    return Message(payload, timestamp_ns=row.timestamp_ns, properties=dict(properties or {}))
 
 
 class _Publishers:
@@ -129,6 +130,10 @@ class _Publishers:
 
     def of(self, row: Any) -> Publisher:
         topic = row.topic if self.by_topic else ""
+        if topic is None:
+            raise InvalidArgument(
+                f"a row has no topic, which {{topic}} in {self.address} needs: leave such rows out, or give them one"
+            )
         found = self.opened.get(topic)
         if found is None:
             if len(self.opened) >= MAX_PUBLISHERS:
