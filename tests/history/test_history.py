@@ -355,5 +355,5 @@ def test_a_reader_whose_directory_was_removed_is_told(
 
 def test_a_refused_start_names_the_channel_without_its_options() -> None:
     where = f"shm:/{unique('nobody')}"
-    with penstock.publisher(where), pytest.raises(penstock.RefusedError, match=f"where {where} is kept"):
+    with penstock.publisher(where), pytest.raises(penstock.RefusedError, match=f"{where} has no messages on disk"):
         penstock.subscriber(f"{where}?start=first")

@@ -102,7 +102,7 @@ DETAILED = [
     ("a", b"1", {"k": "v", "vchan_id": "7"}, "id1", None),
     ("b", b"", None, None, "key"),
     ("a", b"x" * 5000, {}, "i", "k"),
-    ("c", None, {"e": ""}, None, None),
+    ("c", b"", {"e": ""}, None, None),
     ("b", b"2", {"vchan_id": "none"}, "", "\N{SNOWMAN}"),
 ]
 

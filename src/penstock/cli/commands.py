@@ -48,7 +48,7 @@ class Entry:
 
 
 COMMANDS: tuple[Entry, ...] = (
-    Entry("demo", "demo", "Run a small demonstration of the whole system and count its messages.", TRY),
+    Entry("demo", "demo", "A small demonstration of the whole system, counted.", TRY),
     Entry("doctor", "doctor", "Check this machine and say what to do.", TRY),
     Entry("pub", "pub", "Publish messages to any address.", TRY, works_unheard=True),
     Entry("sub", "sub", "Read messages from any address; reports losses as they happen.", TRY),
@@ -85,7 +85,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("shm", "shm", "List and clean shared-memory channels.", RUN),
     Entry("config", "config", "Show the configuration and where each value came from.", RUN),
     Entry("bench", "bench", "Measure penstock beside its peers.", RUN, extra="bench", runs_benchmarks=True),
-    Entry("torture", "torture", "Kill processes under load, then check that no confirmed message is missing.", RUN),
+    Entry("torture", "torture", "Kill processes under load, then check that nothing is lost.", RUN),
 )
 
 #: A module that is missing, and the extra that brings it.
