@@ -69,6 +69,7 @@ UNPROCESSED_S = 1.0  # warn if process_all has not been called for this long
 LOG_FAILURES_S = 10.0  # seconds between two log entries of a function that keeps failing
 LOOK_S = 0.02  # how often a thread polls for what it is not notified of
 END_S = 5.0  # how long close waits for a running function
+AGAIN_S = 1.0  # delay before a message is redelivered at which the function of on_message= failed
 
 
 class Overflow(enum.StrEnum):

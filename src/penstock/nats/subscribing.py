@@ -25,7 +25,7 @@ from typing import Any
 from penstock import channel
 from penstock._core import Counters, Message
 from penstock.channel import Deadline, Ledger
-from penstock.errors import ClosedError, InvalidArgument, RefusedError
+from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError
 from penstock.nats.connection import Access, Connection, check_subject, properties_of
 from penstock.topics import covers, overlap
 
@@ -330,6 +330,14 @@ class Subscriber(channel.Subscriber):
             done, self._unacknowledged = self._unacknowledged, []
         if done:
             self._connection.run(self._acknowledge_all(done), self._connection.access.timeout)
+
+    def _was_not_handled(self, message: Message) -> None:
+        """The function of ``on_message=`` failed at the last message: do not acknowledge it."""
+        with self._lock:
+            failed, self._unacknowledged = self._unacknowledged, []  # its thread reads one by one
+        for read in failed:
+            with contextlib.suppress(PenstockError, OSError):  # then it comes again after the server's ack wait
+                self._connection.run(read.nak(delay=channel.AGAIN_S), self._connection.access.timeout)
 
     async def _give_back(self) -> None:
         """What was fetched and not read, or not done, is the next reader's at once, not after the server's ack wait."""

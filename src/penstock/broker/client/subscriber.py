@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from penstock._core import Batch
 
 
-AGAIN_S = 1.0  # delay before a message is redelivered at which the function of on_message= failed
 SPANS_A_LINE = 1_000  # two positions have at most 41 letters
 TELL_S = 0.1  # how long acknowledgements are gathered while messages are being read
 
@@ -410,7 +409,7 @@ class Subscriber(channel.Subscriber):
                     self._dialogue.tell(b"ACK %s%s" % (self.queue.encode(), words))
                 self._begin = self._next
                 if not self._link.closed:  # closing returns it anyway
-                    self.nack(message, delay_s=AGAIN_S)
+                    self.nack(message, delay_s=channel.AGAIN_S)
 
     def deliveries(self, message: Message) -> int:
         """How often a message read here was delivered, this time included."""
