@@ -375,6 +375,41 @@ def test_a_function_is_called_with_every_message(server: Server, options: str, k
             assert bytes(reader.receive(LONG)) == b'{"n":20}', "all others were acknowledged"
 
 
+@pytest.mark.parametrize("kind", [None, dict])
+@pytest.mark.parametrize("outcome", ["returns", "raises", "runs on"])
+def test_a_message_is_acknowledged_when_its_function_has_returned(
+    server: Server, outcome: str, kind: type | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is closed meanwhile."""
+    name = f"ENDED{outcome[-2:]}{kind is dict}".replace(" ", "")
+    server.make_stream(name, [f"{name}.*"], reader_that_waits_s=3600.0)
+    with penstock.publisher(server.address(f"{name}.a", "?jetstream=true")) as publisher:
+        publisher.publish_many([b"1", b"2"])
+    where = server.address(f"{name}.*", f"?stream={name}&durable=reader")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def note(message: penstock.Message) -> None:
+        begun.set()
+        go_on.wait(LONG)
+        if outcome == "raises":
+            raise ValueError("of the function")
+
+    if outcome == "runs on":
+        monkeypatch.setattr("penstock.channel.END_S", 0.01)
+    subscriber = penstock.subscriber(where, on_message=note, type=kind)
+    assert begun.wait(LONG)
+    closing = threading.Thread(target=subscriber.close)
+    closing.start()
+    if outcome != "runs on":
+        wait_until(lambda: subscriber.closed)
+        go_on.set()
+    closing.join()
+    with penstock.subscriber(where) as again:
+        wanted = [b"2"] if outcome == "returns" else [b"1", b"2"]
+        assert sorted(bytes(again.receive(LONG)) for _ in wanted) == wanted
+    go_on.set()
+
+
 def in_a_child(act: Callable[[], object], said: Path) -> str:
     """What a forked child says of it."""
     child = os.fork()

@@ -392,15 +392,18 @@ class Subscriber(channel.Subscriber):
         self.close()
 
     def close(self) -> None:
-        """Acknowledge what was read, unless an error ended the block; give back to a stream what was not; leave."""
+        """Acknowledge what was read, unless an error ended the block or a function runs still that was called with it;
+        give back to a stream what was not; leave.
+        """
         if self._connection.forked:  # before the lock
             return
         with self._lock:
             if self._closing:
                 return
             self._closing = True  # nothing is read from here on: what waits is given back
+        returned = self._wait_for_call()
         with contextlib.suppress(Exception):
-            if not self._failed:
+            if returned and not self._failed:
                 self._acknowledge()
             if self._jetstream and self._connection.client.is_connected:
                 self._connection.run(self._give_back(), min(self._connection.access.timeout, GIVE_BACK_S))
