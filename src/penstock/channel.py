@@ -69,6 +69,7 @@ UNPROCESSED_S = 1.0  # warn if process_all has not been called for this long
 LOG_FAILURES_S = 10.0  # seconds between two log entries of a function that keeps failing
 LOOK_S = 0.02  # how often a thread polls for what it is not notified of
 END_S = 5.0  # how long close waits for a running function
+AGAIN_S = 1.0  # delay before a message is redelivered at which the function of on_message= failed
 
 
 class Overflow(enum.StrEnum):
@@ -478,6 +479,7 @@ class Subscriber(Handle, Generic[T]):
 
     _callback: Callable[..., Any] | None = None
     _caller: threading.Thread | None = None  # the thread that calls on_message=, if given at opening
+    _call_ends_by: Deadline | None = None  # how long close waits for it
     _unprocessed = False  # a function was set, and process_all has not been called since
     _failures = 0
     _told_ns = 0
@@ -575,7 +577,7 @@ class Subscriber(Handle, Generic[T]):
         self._caller = threading.Thread(target=self._serve, args=(read,), name="penstock-on-message", daemon=True)
         self.on_message(function)
         vars(self)["read"] = vars(self)["read_many"] = partial(refuse_read, weakref.ref(self))
-        self._after_close(partial(_join, self._caller))
+        self._after_close(partial(_join, weakref.ref(self)))
         _called.add(self)
         self._caller.start()
         return self
@@ -613,6 +615,18 @@ class Subscriber(Handle, Generic[T]):
 
     def _was_not_handled(self, message: Message[T]) -> None:
         """The function of ``on_message=`` has failed at it. Where a reach has redelivery, it comes again."""
+
+    def _wait_for_call(self) -> bool:
+        """Wait for the thread of ``on_message=``, which ends when nothing is read any more; whether it has. Where a
+        reach has redelivery, ``close`` acknowledges after this.
+        """
+        caller = self._caller
+        if caller is None or caller is threading.current_thread():
+            return True
+        if self._call_ends_by is None:
+            self._call_ends_by = Deadline(END_S)
+        caller.join(self._call_ends_by.left)
+        return not caller.is_alive()
 
     def _note_failure(self, what: str) -> None:
         now = time.monotonic_ns()
@@ -716,11 +730,9 @@ def refuse_read(handle: weakref.ref[Subscriber[Any]], *_: Any, **__: Any) -> Any
     raise StateError("messages go to the function of on_message, which a thread calls: open another subscriber to read")
 
 
-def _join(thread: threading.Thread) -> None:
-    if thread is threading.current_thread():
-        return
-    thread.join(END_S)
-    if thread.is_alive():
+def _join(handle: weakref.ref[Subscriber[Any]]) -> None:
+    subscriber = handle()
+    if subscriber is not None and not subscriber._wait_for_call():
         logger.warning("the function of on_message still runs %g s after its subscriber was closed", END_S)
 
 

@@ -187,6 +187,40 @@ def test_a_message_at_which_its_function_failed_comes_again(serve: Callable[...,
     assert sorted(seen) == [b"1", b"2", b"bad", b"bad"]
 
 
+@pytest.mark.parametrize("kind", [None, dict])
+@pytest.mark.parametrize("outcome", ["returns", "raises", "runs on"])
+def test_a_message_is_acknowledged_when_its_function_has_returned(
+    serve: Callable[..., Server], outcome: str, kind: type | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is closed meanwhile."""
+    where = f"broker://127.0.0.1:{serve().port}/t?queue=q"
+    begun, go_on = threading.Event(), threading.Event()
+
+    def note(message: penstock.Message) -> None:
+        if bytes(message) == b"1":
+            begun.set()
+            go_on.wait(LONG)
+            if outcome == "raises":
+                raise ValueError("of the function")
+
+    if outcome == "runs on":
+        monkeypatch.setattr("penstock.channel.END_S", 0.01)
+    with penstock.publisher(where) as publisher:
+        subscriber = penstock.subscriber(where, on_message=note, type=kind)
+        publisher.publish_many([b"0", b"1", b"2"])
+        assert begun.wait(LONG)
+        closing = threading.Thread(target=subscriber.close)
+        closing.start()
+        if outcome != "runs on":
+            until(lambda: subscriber.closed)
+            go_on.set()
+        closing.join()
+        with penstock.subscriber(where) as again:
+            wanted = [b"2"] if outcome == "returns" else [b"1", b"2"]
+            assert sorted(bytes(again.receive(LONG)) for _ in wanted) == wanted
+        go_on.set()
+
+
 def test_a_server_is_started_once(serve: Callable[..., Server], tmp_path: Path) -> None:
     server = serve()
     with pytest.raises(StateError, match="is running"):

@@ -341,30 +341,73 @@ def test_what_is_published_during_a_reconnect_is_confirmed_by_the_server(tmp_pat
 
 
 @pytest.mark.parametrize("options", ["", "?stream=CALLED", "?stream=CALLED&durable=d"])
-def test_a_function_is_called_with_every_message(server: Server, options: str) -> None:
-    """By a thread of its own, until ``close``; what the function raises is counted, and the next message comes."""
-    numbers = list(range(20))
-    if options == "?stream=CALLED":
-        server.make_stream("CALLED", ["called.>"])
-    where = server.address(f"called.{len(options)}", options)
+@pytest.mark.parametrize("kind", [None, dict])
+def test_a_function_is_called_with_every_message(server: Server, options: str, kind: type | None) -> None:
+    """By a thread of its own, until ``close``. What the function raises is counted, and the next message comes; that at
+    which it raised comes again from a stream, after those that wait.
+    """
+    server.make_stream("CALLED", ["called.>"])
+    subject = f"called.{len(options)}.{kind is dict}"
+    options = options.replace("durable=d", f"durable=d{kind is dict}")
     found: list[int] = []
 
     def note(message: penstock.Message) -> None:
-        found.append(int(bytes(message)))
-        if found[-1] == 3:
+        found.append(int(bytes(message)[5:-1]))
+        if found.count(3) == 1 and found[-1] == 3:
             raise ValueError("of the function")
 
-    with penstock.subscriber(where, on_message=note) as subscriber:
-        with penstock.publisher(server.address(f"called.{len(options)}")) as publisher:
-            publisher.publish_many(b"%d" % number for number in numbers)
-        wait_until(lambda: len(found) == len(numbers) or subscriber.errors > 1)
-        assert (found, subscriber.errors) == (numbers, 1)
+    def publish(*numbers: int) -> None:
+        with penstock.publisher(server.address(subject)) as publisher:
+            publisher.publish_many(b'{"n":%d}' % number for number in numbers)
+
+    again = [3] if options else []
+    with penstock.subscriber(server.address(subject, options), on_message=note, type=kind) as subscriber:
+        publish(*range(20))
+        wait_until(lambda: len(found) == 20 + len(again) or subscriber.errors > 1)
+        assert (found[:4], sorted(found), subscriber.errors) == ([0, 1, 2, 3], sorted([*range(20), *again]), 1)
         for read_it in (subscriber.read, subscriber.read_many):
             with pytest.raises(StateError, match="open another subscriber to read"):
                 read_it()
-    with penstock.publisher(server.address(f"called.{len(options)}")) as publisher:
-        publisher.publish(b"20")
-    assert found == numbers and subscriber.closed
+    publish(20)
+    assert len(found) == 20 + len(again) and subscriber.closed
+    if "durable" in options:
+        with penstock.subscriber(server.address(subject, options)) as reader:
+            assert bytes(reader.receive(LONG)) == b'{"n":20}', "all others were acknowledged"
+
+
+@pytest.mark.parametrize("kind", [None, dict])
+@pytest.mark.parametrize("outcome", ["returns", "raises", "runs on"])
+def test_a_message_is_acknowledged_when_its_function_has_returned(
+    server: Server, outcome: str, kind: type | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is closed meanwhile."""
+    name = f"ENDED{outcome[-2:]}{kind is dict}".replace(" ", "")
+    server.make_stream(name, [f"{name}.*"], reader_that_waits_s=3600.0)
+    with penstock.publisher(server.address(f"{name}.a", "?jetstream=true")) as publisher:
+        publisher.publish_many([b"1", b"2"])
+    where = server.address(f"{name}.*", f"?stream={name}&durable=reader")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def note(message: penstock.Message) -> None:
+        begun.set()
+        go_on.wait(LONG)
+        if outcome == "raises":
+            raise ValueError("of the function")
+
+    if outcome == "runs on":
+        monkeypatch.setattr("penstock.channel.END_S", 0.01)
+    subscriber = penstock.subscriber(where, on_message=note, type=kind)
+    assert begun.wait(LONG)
+    closing = threading.Thread(target=subscriber.close)
+    closing.start()
+    if outcome != "runs on":
+        wait_until(lambda: subscriber.closed)
+        go_on.set()
+    closing.join()
+    with penstock.subscriber(where) as again:
+        wanted = [b"2"] if outcome == "returns" else [b"1", b"2"]
+        assert sorted(bytes(again.receive(LONG)) for _ in wanted) == wanted
+    go_on.set()
 
 
 def in_a_child(act: Callable[[], object], said: Path) -> str:

@@ -22,13 +22,16 @@ class FakeStream:
 
     def append(self, data: bytes, after: int, identity: str = "") -> None:
         with self._lock:
-            if identity and self.identities.get(identity) == after + 1 == self.last:
-                return  # it has that message, whatever this one holds
+            if (has := self.identities.get(identity)) is not None:  # whatever this one holds, and came after it
+                if has != after + 1:
+                    raise WrongLastError(f"the block is number {has}, not {after + 1}")
+                return
             if after != self.last:
                 raise WrongLastError(f"wrong last sequence: {self.last}")
             self.blocks[self.last + 1] = data
             self.last += 1
-            self.identities[identity] = self.last
+            if identity:
+                self.identities[identity] = self.last
 
     def purge(self, below: int) -> None:
         self.first = max(self.first, min(below, self.last + 1))
@@ -55,6 +58,7 @@ class FakeBlocks:
         self._chance = chance or random.Random(0)
         self.trouble = trouble
         self.cut = False  # nothing gets through
+        self.cut_answers = False  # blocks do, and nothing comes back
         self._late: list[tuple[bytes, int, str]] = []  # sent, not answered, still on their way
 
     def _land(self) -> None:
@@ -81,7 +85,7 @@ class FakeBlocks:
         first, last = self.stream.first, self.stream.last
         return Bounds(first, last, last - first + 1 - len(self.stream.blocks))
 
-    def append(self, data: bytes, after: int, identity: str) -> None:
+    def append(self, data: bytes, after: int, identity: str = "") -> None:
         self._land()
         if len(data) > self.max_bytes:
             raise UnansweredError("connection reset by peer")
@@ -92,7 +96,7 @@ class FakeBlocks:
             self._late.append((data, after, identity))
             raise UnansweredError("no answer")
         self.stream.append(data, after, identity)
-        if fate < self.trouble:
+        if fate < self.trouble or self.cut_answers:
             raise UnansweredError("the answer was lost")
 
     def read(self, sequence: int) -> bytes | None:

@@ -33,7 +33,7 @@ class Scripted(FakeBlocks):
         self.fates = list(fates)
         self.tries = 0
 
-    def append(self, data: bytes, after: int, identity: str) -> None:
+    def append(self, data: bytes, after: int, identity: str = "") -> None:
         self.tries += 1
         fate = self.fates.pop(0) if self.fates else "stored"
         if len(data) > self.max_bytes:

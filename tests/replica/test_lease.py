@@ -11,6 +11,7 @@ import pytest
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.replica.client import UnansweredError
 from penstock.replica.lease import MARGIN, Lease
+from penstock.replica.stream import Bounds
 
 from .conftest import LONG, until
 from .fake_blocks import FakeBlocks, FakeStream
@@ -74,6 +75,39 @@ def test_a_block_that_landed_without_an_answer_counts_from_when_it_was_sent(stre
     assert first.renew() and stream.last == landed
     clock.now = 1.0
     assert not first.held, "others count from when the block landed"
+
+
+def test_a_renewal_that_another_block_has_followed_is_none(stream: FakeStream) -> None:
+    """It landed without an answer: the servers know the block still when it is sent again."""
+    clock = Clock()
+    blocks = FakeBlocks(stream)
+    first, second = Lease(blocks, "a:1", 1.0, clock=clock), lease(stream, clock, "b:2")
+    assert first.take()
+    blocks.cut_answers = True
+    with pytest.raises(UnansweredError):
+        first.renew(offered=True)
+    blocks.cut_answers = False
+    assert not second.take() and second.claim()
+    last = stream.last
+    assert not first.renew(offered=True) and not first.held
+    assert stream.last == last
+    clock.now = MARGIN + 0.01
+    assert second.take() and second.held
+
+
+def test_an_own_block_of_before_is_no_lease(stream: FakeStream) -> None:
+    """A server that is behind gives an old end of the stream; those that store know every block that came."""
+    clock = Clock()
+    blocks = FakeBlocks(stream)
+    first, second = Lease(blocks, "a:1", 1.0, clock=clock), lease(stream, clock, "b:2")
+    assert first.take() and first.renew() and first.renew()
+    assert not second.take()
+    clock.now = MARGIN + 0.01
+    assert second.take()
+    original, blocks.bounds = blocks.bounds, lambda: Bounds(1, 1)  # type: ignore[method-assign]
+    assert not first.take() and not first.held and second.held
+    blocks.bounds = original  # type: ignore[method-assign]
+    assert not first.take() and second.renew()
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"7", b"{", b"\xff", b"[" * 3000, b'{"writer": 5}', b" " * 5000])
@@ -186,9 +220,9 @@ def test_a_claim_without_an_answer_is_no_lease(stream: FakeStream, lands: bool) 
     assert first.take() and first.renew(offered=True) and not second.take()
     original = blocks.append
 
-    def append(data: bytes, after: int, identity: str) -> None:
+    def append(data: bytes, after: int) -> None:
         if lands:
-            original(data, after, identity)
+            original(data, after)
         raise UnansweredError("lost")
 
     blocks.append = append  # type: ignore[method-assign]
@@ -231,9 +265,9 @@ def test_the_end_of_a_lease_is_told_while_a_renewal_waits_for_its_answer(stream:
     mine, lost, answer = Lease(blocks, "a:1", 0.5), threading.Event(), threading.Event()
     stored = blocks.append
 
-    def append(data: bytes, after: int, identity: str) -> None:
+    def append(data: bytes, after: int) -> None:
         answer.wait(LONG)
-        stored(data, after, identity)
+        stored(data, after)
 
     assert mine.take()
     blocks.append = append  # type: ignore[method-assign]

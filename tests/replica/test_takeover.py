@@ -152,7 +152,7 @@ def test_a_leader_whose_cluster_is_silent_drops_its_clients_when_its_lease_has_e
     waiting: set[str] = set()
 
     def silence(blocks: FakeBlocks, name: str) -> None:
-        def append(data: bytes, after: int, identity: str) -> None:
+        def append(data: bytes, after: int, identity: str = "") -> None:
             waiting.add(name)
             answer.wait(2 * LONG)
             raise ConnectionError("cut off")

@@ -25,7 +25,7 @@ from typing import Any
 from penstock import channel
 from penstock._core import Counters, Message
 from penstock.channel import Deadline, Ledger
-from penstock.errors import ClosedError, InvalidArgument, RefusedError
+from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError
 from penstock.nats.connection import Access, Connection, check_subject, properties_of
 from penstock.topics import covers, overlap
 
@@ -331,6 +331,14 @@ class Subscriber(channel.Subscriber):
         if done:
             self._connection.run(self._acknowledge_all(done), self._connection.access.timeout)
 
+    def _was_not_handled(self, message: Message) -> None:
+        """The function of ``on_message=`` failed at the last message: do not acknowledge it."""
+        with self._lock:
+            failed, self._unacknowledged = self._unacknowledged, []  # its thread reads one by one
+        for read in failed:
+            with contextlib.suppress(PenstockError, OSError):  # then it comes again after the server's ack wait
+                self._connection.run(read.nak(delay=channel.AGAIN_S), self._connection.access.timeout)
+
     async def _give_back(self) -> None:
         """What was fetched and not read, or not done, is the next reader's at once, not after the server's ack wait."""
         self._leaves = True
@@ -384,15 +392,18 @@ class Subscriber(channel.Subscriber):
         self.close()
 
     def close(self) -> None:
-        """Acknowledge what was read, unless an error ended the block; give back to a stream what was not; leave."""
+        """Acknowledge what was read, unless an error ended the block or a function runs still that was called with it;
+        give back to a stream what was not; leave.
+        """
         if self._connection.forked:  # before the lock
             return
         with self._lock:
             if self._closing:
                 return
             self._closing = True  # nothing is read from here on: what waits is given back
+        returned = self._wait_for_call()
         with contextlib.suppress(Exception):
-            if not self._failed:
+            if returned and not self._failed:
                 self._acknowledge()
             if self._jetstream and self._connection.client.is_connected:
                 self._connection.run(self._give_back(), min(self._connection.access.timeout, GIVE_BACK_S))

@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from penstock._core.journal import crc32c
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.replica.stream import Blocks, WrongLastError
 
@@ -163,13 +162,13 @@ class Lease:
 
     def _write(self, holder: Holder, *, claims: bool = False) -> bool:
         """Add a block after the last one that was seen; False: another broker has added one."""
-        data, sequence = holder.encode(), self._last + 1
+        sequence = self._last + 1
         if self._sent[0] != sequence:  # if it is sent again, the first attempt may have been stored
             self._sent = sequence, self._clock()
         sent_at = self._sent[1]
         try:
-            # with a sum of it: a server takes the same identity for the same message
-            self.blocks.append(data, self._last, f"{holder.writer}-{sequence}-{crc32c(data):08x}")
+            # without an identity: to servers that know it a block is stored, also if others have come after it
+            self.blocks.append(holder.encode(), self._last)
         except WrongLastError:  # it may be our own earlier block, whose answer was lost
             stored = self.blocks.read(sequence) if self.blocks.bounds().last == sequence else None
             if stored is None or not _same(Holder.decode(stored), holder):

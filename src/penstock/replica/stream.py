@@ -107,9 +107,10 @@ class Blocks(Protocol):
     def bounds(self) -> Bounds:
         """Which sequences there are."""
 
-    def append(self, data: bytes, after: int, identity: str) -> None:
+    def append(self, data: bytes, after: int, identity: str = "") -> None:
         """Add a block. WrongLastError: the last one is not ``after``. UnansweredError: the outcome is unknown.
-        ``identity``: of these bytes alone; a server stores nothing more under one that it has.
+        ``identity``: of these bytes alone; a server that has it right after ``after`` stores nothing more, whatever
+        came since.
         """
 
     def read(self, sequence: int) -> bytes | None:
@@ -452,13 +453,11 @@ class JetStream:
             raise StreamError(f"{self.name}: the server does not say which sequences it has")
         return Bounds(first, last, max(0, last - max(1, first) + 1 - count))
 
-    def append(self, data: bytes, after: int, identity: str) -> None:
+    def append(self, data: bytes, after: int, identity: str = "") -> None:
         """Acknowledged when a quorum has it on disk."""
-        headers = {
-            "Nats-Msg-Id": identity,
-            "Nats-Expected-Stream": self.target.stream,
-            "Nats-Expected-Last-Sequence": str(after),
-        }
+        headers = {"Nats-Expected-Stream": self.target.stream, "Nats-Expected-Last-Sequence": str(after)}
+        if identity:
+            headers["Nats-Msg-Id"] = identity
         try:
             fields = self._fields(self.client.request(self.subject, data, headers, timeout=self._answer_s))
         except StreamError as error:

@@ -7,6 +7,7 @@ reach's own; their ``value`` is decoded when it is asked for. Threads: as the in
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -301,6 +302,17 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
         """``function(subscriber, count)`` is told when messages were overwritten before they were read, where the reach
         tells it."""
         _inner(self, "on_dropped").on_dropped(function)
+
+    @property
+    def _caller(self) -> threading.Thread | None:
+        return self.inner._caller
+
+    @_caller.setter
+    def _caller(self, thread: threading.Thread | None) -> None:
+        self.inner._caller = thread  # which waits for it before it acknowledges
+
+    def _wait_for_call(self) -> bool:
+        return self.inner._wait_for_call()
 
     def _was_not_handled(self, message: Message[Any]) -> None:
         self.inner._was_not_handled(message)

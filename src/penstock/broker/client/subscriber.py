@@ -42,13 +42,12 @@ from penstock.broker.liveness import DEFAULT_S
 from penstock.broker.words import TEMPORARY
 from penstock.carry import total_bytes
 from penstock.channel import Ledger, check_timeout, choose
-from penstock.errors import InvalidArgument, ProtocolError, RefusedError, StateError
+from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError, StateError
 
 if TYPE_CHECKING:
     from penstock._core import Batch
 
 
-AGAIN_S = 1.0  # delay before a message is redelivered at which the function of on_message= failed
 SPANS_A_LINE = 1_000  # two positions have at most 41 letters
 TELL_S = 0.1  # how long acknowledgements are gathered while messages are being read
 
@@ -63,6 +62,8 @@ class Ack(enum.StrEnum):
 
 class Subscriber(channel.Subscriber):
     """A consumer."""
+
+    _closing = False
 
     def __init__(
         self,
@@ -207,6 +208,12 @@ class Subscriber(channel.Subscriber):
             self._link.wake()
 
     def _check(self) -> None:
+        self._check_link()
+        if self._closing:
+            raise ClosedError("this subscriber was closed")
+
+    def _check_link(self) -> None:
+        """For acknowledging, which a function that ``close`` waits for may do."""
         self._link.check("this subscriber")
 
     # --- what messages are made of
@@ -357,12 +364,12 @@ class Subscriber(channel.Subscriber):
                 self._send(f"ACK {self.queue} {spans}")
                 continue
             with self._turn:
-                self._check()
+                self._check_link()
                 self._answer_to(self._dialogue.ask(f"ACK {self.queue} {spans} confirm", repeat=False))
 
     def _send(self, line: str | bytes) -> None:
         with self._turn:
-            self._check()  # without a connection nobody would get it, and the message is redelivered
+            self._check_link()  # without a connection nobody would get it, and the message is redelivered
             self._dialogue.tell(line)
             self._link.send()
 
@@ -400,17 +407,19 @@ class Subscriber(channel.Subscriber):
 
     def _was_not_handled(self, message: Message) -> None:
         """The function of ``on_message=`` failed at the last message: do not acknowledge it."""
+        self._give_back_last()
+
+    def _give_back_last(self) -> None:
         if self._mode is not Ack.NEXT:
             return
         with self._turn:
-            if self._batches and self._next > self._begin:
+            if not self._link.closed and self._batches and self._next > self._begin:
                 batch = self._batches[0]
                 if self._next - 1 > self._begin:
                     words = ack_words(batch, self._begin, self._next - 1)
                     self._dialogue.tell(b"ACK %s%s" % (self.queue.encode(), words))
                 self._begin = self._next
-                if not self._link.closed:  # closing returns it anyway
-                    self.nack(message, delay_s=AGAIN_S)
+                self.nack(batch.positions[self._next - 1], delay_s=channel.AGAIN_S)
 
     def deliveries(self, message: Message) -> int:
         """How often a message read here was delivered, this time included."""
@@ -428,7 +437,7 @@ class Subscriber(channel.Subscriber):
         return Ledger(matched=matched, delivered=delivered, in_flight=matched - delivered, redelivered=again)
 
     def close(self) -> None:
-        """Acknowledge what was read, and close the connection."""
+        """Acknowledge what was read, but for a message whose function runs still, and close the connection."""
         self._end(done=True)
 
     def __exit__(self, kind: object = None, *_: object) -> None:
@@ -436,7 +445,16 @@ class Subscriber(channel.Subscriber):
 
     def _end(self, done: bool) -> None:
         with self._turn:
+            if self._link.closed:
+                return
+            self._closing = True  # nothing is read from here on
+            self._moved.notify_all()
+            self._link.wake()
+        returned = self._wait_for_call()
+        with self._turn:
             if not self._link.closed:
+                if not returned:
+                    self._give_back_last()
                 self._end_in_turn(done)
                 self._moved.notify_all()
 
@@ -463,7 +481,7 @@ class Subscriber(channel.Subscriber):
     @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
-        return self._link.closed
+        return self._closing or self._link.closed
 
 
 def _weak(receive: Callable[[Batch], None]) -> Callable[[Batch], None]:
