@@ -12,6 +12,10 @@ from penstock.gateway import control
 VECTORS = [
     (control.Create(), "A1 6C 01 01 00 00 00 12 01 00 00 00 00 00 00 00 00 00"),
     (control.Reply(control.Status.OK), "A1 6C 01 02 00 00 00 09 00"),
+    (
+        control.Reply(control.Status.MISSING, reason="x", step=control.Step.LOAD),
+        "A1 6C 01 02 00 00 00 17 02 00 00 00 00 00 00 00 00 00 00 00 00 05 78",
+    ),
     (control.Reply(control.Status.DETACH), "A1 6C 01 02 00 00 00 09 FF"),
     (control.Start(), "A1 6C 01 03 00 00 00 08"),
     (control.Destroy(), "A1 6C 01 04 00 00 00 08"),

@@ -15,7 +15,17 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.gateway import Event, Gateway, GatewayMessage, Module, ModuleError, Policy, QueueOptions, Restart
+from penstock.gateway import (
+    ConfigurationError,
+    Event,
+    Gateway,
+    GatewayMessage,
+    Module,
+    ModuleError,
+    Policy,
+    QueueOptions,
+    Restart,
+)
 from penstock.gateway.worker import Life
 from tests.gateway.conftest import Collector, eventually
 
@@ -209,7 +219,7 @@ def test_a_module_that_cannot_be_made_leaves_nothing(gateway: Gateway, args: str
     before = gateway.module_list(), threading.active_count(), len(os.listdir("/proc/self/fd"))
     with pytest.raises(ModuleError, match=why):
         gateway.add_module("echo", f"{HERE}:Echo", args, loader="process")
-    with pytest.raises(ModuleError, match="could not make"):
+    with pytest.raises(ConfigurationError, match=r"echo\.loader\.entrypoint: importing 'no\.such' failed"):
         gateway.add_module("echo", "no.such:Class", loader="process")
     assert (gateway.module_list(), threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
 

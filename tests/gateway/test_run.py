@@ -188,25 +188,42 @@ def test_a_wrong_file_is_one_clear_line(tmp_path: Path, text: str, wanted: str, 
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
+ENTRYPOINT = "modules[0].loader.entrypoint"
+
+
 @pytest.mark.parametrize(
-    ("entrypoint", "args", "wanted"),
+    ("entrypoint", "args", "wanted", "code"),
     [
-        ("penstock.gateway.modules:Nobody", None, r"modules[0].loader.entrypoint: 'penstock.gateway.modules' has no"),
-        ({"class": "no.such:Class"}, None, "modules[0].loader.entrypoint.class: importing 'no.such' failed"),
-        ("penstock.gateway.modules:Timer", {"period": 1}, "modules[0].args: 'period' is not known"),
+        (f"{MODULES}:Nobody", None, f"{ENTRYPOINT}: '{MODULES}' has no", 2),
+        ({"class": "no.such:Class"}, None, f"{ENTRYPOINT}.class: importing 'no.such' failed: ModuleNotFoundError", 2),
+        ({"class": "json:dumps"}, None, f"{ENTRYPOINT}.class: 'json:dumps' is no class with a receive method", 2),
+        ("broken:Module", None, f"{ENTRYPOINT}: importing 'broken' failed: OSError: not here", 2),
+        ("needing:Module", None, f"{ENTRYPOINT}: importing 'needing' failed: ModuleNotFoundError: No module", 69),
+        ("explaining:Module", None, f"{ENTRYPOINT}: install it", 69),
+        (f"{MODULES}:Timer", {"period": 1}, "modules[0].args: 'period' is not known", 2),
+        (f"{MODULES}:Timer", [1], "modules[0].args: ", 2),
         (
             {"activation": "launch", "path": "/nonexistent/program", "control_id": "x"}, None,
-            "modules[0].loader.entrypoint.path: there is no program '/nonexistent/program'",
+            f"{ENTRYPOINT}.path: there is no program '/nonexistent/program'", 2,
         ),
     ],
-)
-def test_check_finds_what_is_wrong_with_a_process(tmp_path: Path, entrypoint: Any, args: Any, wanted: str) -> None:
-    file = tmp_path / "gateway.json"
-    module = {"name": "x", "loader": {"name": "process", "entrypoint": entrypoint}, "args": args}
-    file.write_text(json.dumps({"modules": [module], "links": []}))
-    done = command(file, "--check")
-    assert done.returncode != 0
-    assert f"{file}: {wanted}" in " ".join(done.stderr.split())
+)  # fmt: skip
+def test_check_and_run_refuse_alike_what_is_wrong_with_a_process(
+    tmp_path: Path, entrypoint: Any, args: Any, wanted: str, code: int
+) -> None:
+    (tmp_path / "needing.py").write_text("import no_such_package\n")
+    (tmp_path / "explaining.py").write_text(
+        "from penstock.errors import InvalidArgument\n"
+        "try:\n    import no_such_package\n"
+        "except ImportError:\n    raise InvalidArgument('install it') from None\n"
+    )
+    (tmp_path / "broken.py").write_text("raise OSError('not here')\n")
+    loader = {"name": "process", "entrypoint": entrypoint}
+    file = write(tmp_path / "g.json", [{"name": "far", "loader": loader, "args": args}], [])
+    for options in (("--check",), ("--seconds", "0")):
+        done = command(file, *options)
+        assert f"{file}: {wanted}" in done.stderr
+        assert (done.stdout, done.stderr.count("\n"), done.returncode) == ("", 1, code)
 
 
 def test_it_ends_by_itself_with_a_table_that_counts(tmp_path: Path) -> None:

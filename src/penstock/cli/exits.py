@@ -353,7 +353,8 @@ def _print_remedy(error: CorruptionError) -> None:
 
 
 def _code(error: BaseException) -> int:
-    if isinstance(error.__context__, ModuleNotFoundError):  # a room has explained the missing package itself
+    # a room has explained the missing package itself
+    if isinstance(error.__cause__ or error.__context__, ModuleNotFoundError):
         return NOT_INSTALLED
     if isinstance(error, TimeoutError):
         return TIME_OVER

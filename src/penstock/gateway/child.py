@@ -32,6 +32,7 @@ from penstock.errors import ClosedError, ProtocolError, StateError
 from penstock.gateway import carriage, control
 from penstock.gateway.configuration import imported
 from penstock.gateway.errors import reason_of
+from penstock.gateway.loaders import of_class, parsed
 from penstock.gateway.module import Module, refuse_generators
 from penstock.gateway.place import Place
 
@@ -97,6 +98,7 @@ class Child:
         # message each is handled by itself; shared with the gateway if it has passed a counter.
         self.handled: Any = [0, 0, 0, 0, 0, 0]
         self.module: Any = None
+        self.step = control.Step.CREATE  # what it is doing, or did last, of what the gateway asked for
         self.started = False
         self.broker: RemoteBroker | None = None
         self.subscriber: Any = None
@@ -158,14 +160,19 @@ class Child:
 
     def attempt(self, step: control.Step, function: Any, *arguments: Any) -> None:
         """Run a step and report the result. The gateway decides what to do about a failure."""
+        self.step = step
         try:
             function(*arguments)
         except Exception as error:
-            log.debug("module %r: %s raised", self.name, step.name.lower(), exc_info=True)  # the gateway tells of it
-            reason = reason_of(error)
-            self.reply(control.Reply(control.Status.ERROR, reason=reason, step=step))
+            # the gateway tells of it
+            log.debug("module %r: %s raised", self.name, self.step.name.lower(), exc_info=True)
+            missing = isinstance(error.__context__, ModuleNotFoundError)
+            status = control.Status.MISSING if missing else control.Status.ERROR
+            in_file = self.step in (control.Step.LOAD, control.Step.PARSE)  # the gateway adds the path
+            reason = str(error) if in_file else reason_of(error)
+            self.reply(control.Reply(status, reason=reason, step=self.step))
         else:
-            self.reply(control.Reply(control.Status.OK, step=step))
+            self.reply(control.Reply(control.Status.OK, step=self.step))
 
     def reply(self, reply: control.Reply) -> None:
         """Send a reply to the gateway; if the gateway is gone, the loop notices that by itself."""
@@ -175,15 +182,18 @@ class Child:
             log.debug("the gateway has gone")
 
     def create(self, message: control.Create) -> None:
-        """Join the channels, then create the module."""
+        """Join the channels, then load the class, parse its args and create the module."""
         self.subscriber = address.subscriber(f"{message.uri}.in", overflow="block")
         self.broker = RemoteBroker(message.uri, self.slot_bytes)
-        args = json.loads(message.args) if message.args else None
-        kind = imported(Place(self.kind, "class"))
-        self.module = kind()
+        self.step = control.Step.LOAD
+        place = Place(self.kind, "")
+        build, parse = of_class(imported(place), place)
+        self.step = control.Step.PARSE
+        configuration = parsed(parse, Place(json.loads(message.args) if message.args else None, ""))
+        self.step = control.Step.CREATE
+        self.module = build()
         refuse_generators(self.module)
         self.module.name = self.name
-        configuration = kind.parse(args) if hasattr(kind, "parse") else args
         if isinstance(self.module, Module):  # a subclass's create may not call Module.create
             Module.create(self.module, self.broker, configuration)
         if hasattr(self.module, "create"):

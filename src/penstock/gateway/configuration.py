@@ -28,7 +28,7 @@ from penstock.gateway.filters import CHECKS as FILTER_CHECKS
 from penstock.gateway.filters import Filter
 from penstock.gateway.links import CHECKS as LINK_CHECKS
 from penstock.gateway.links import STAR, Link, LinkOptions
-from penstock.gateway.place import Checks, ConfigurationError, Place, check_options, checked
+from penstock.gateway.place import Checks, ConfigurationError, Place, check_options, checked, located
 from penstock.gateway.supervision import CHECKS as RESTART_CHECKS
 from penstock.gateway.supervision import Policy, Restart
 from penstock.gateway.values import resolved, secret_files, with_defaults
@@ -472,8 +472,8 @@ def imported(place: Place) -> Any:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except PenstockError:
-        raise
+    except PenstockError as error:
+        raise located((place.path, place.file), error)  # noqa: B904  # the same error
     except AttributeError:
         place.fail(f"{module!r} has no {name!r}; {nearest(name, [n for n in dir(found) if not n.startswith('_')])}")
     except (Exception, SystemExit) as error:  # sys.exit in a module is no wish of the user to end the command

@@ -7,7 +7,7 @@
     +----+----+---------+------+------------+------+
 
     create   message version u8 | uri type u8 | uri size u32 | uri NUL | args size u32 | args NUL
-    reply    status u8, and where it answers to more than create: first u64 | count u32 | step u8 | reason, UTF-8
+    reply    status u8, and but for a bare answer to create: first u64 | count u32 | step u8 | reason, UTF-8
     start, destroy   nothing
 
 Sizes of the two texts count their NUL; a text of size 0 has none. Any thread may call these functions; a ``Decoder``
@@ -47,6 +47,7 @@ class Status(enum.IntEnum):
 
     OK = 0
     ERROR = 1
+    MISSING = 2  # an error, because a package is not installed
     DETACH = 0xFF
 
 
@@ -58,6 +59,8 @@ class Step(enum.IntEnum):
     STOP = 2
     DESTROY = 3
     CREATE = 4
+    LOAD = 5  # the class, before create
+    PARSE = 6  # its args, before create
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,8 @@ class Create:
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The module's answer; DETACH when the module leaves on its own. An ERROR says in which step and why; in receive,
-    at
-    which messages: ``count`` from ``first`` on, as the process counts what it has got. A bare reply answers create."""
+    at which messages: ``count`` from ``first`` on, as the process counts what it has got. A bare reply answers create.
+    """
 
     status: Status
     first: int = 0

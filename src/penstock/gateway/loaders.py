@@ -14,7 +14,7 @@ from penstock.errors import InvalidArgument, nearest
 from penstock.gateway.configuration import KINDS, LoaderEntry, ModuleEntry, imported
 from penstock.gateway.errors import ModuleError
 from penstock.gateway.module import Module, Outlet, refuse_generators
-from penstock.gateway.place import Place
+from penstock.gateway.place import ConfigurationError, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class Recipe:
                 Module.create(module, broker, self.configuration)
             if hasattr(module, "create"):
                 module.create(broker, self.configuration)
+        except ConfigurationError:
+            raise  # what its process found wrong in the file
         except Exception as error:
             raise ModuleError(f"module {self.shown!r} failed in create: {_reason_text(error)}") from error
         return module
@@ -72,7 +74,7 @@ def recipe(entry: ModuleEntry, loaders: Mapping[str, LoaderEntry], *, check: boo
     elif kind == "process":
         from penstock.gateway import process
 
-        built = process.load(entry, entrypoint, shared)
+        built = process.load(entry, entrypoint, shared, place["args"])
         if check:
             process.check(entrypoint, shared, place["args"])
     elif kind == "native":
@@ -82,12 +84,15 @@ def recipe(entry: ModuleEntry, loaders: Mapping[str, LoaderEntry], *, check: boo
     else:
         raise InvalidArgument(f"{kind!r} is not a loader; {nearest(kind, (*KINDS, *loaders))}")
     build, parse = built
-    args = place["args"]
+    return Recipe(entry.name, build, parsed(parse, place["args"]))
+
+
+def parsed(parse: Callable[[Any], Any], args: Place) -> Any:
+    """The configuration that a module's ``parse`` makes of its args."""
     try:
-        configuration = parse(args.value)
+        return parse(args.value)
     except Exception as error:
         args.fail(_reason_text(error), error)
-    return Recipe(entry.name, build, configuration)
 
 
 def python(entrypoint: Place) -> tuple[Callable[[], Any], Callable[[Any], Any]]:

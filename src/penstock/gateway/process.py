@@ -39,7 +39,8 @@ from penstock.errors import ClosedError, PenstockError
 from penstock.gateway import carriage, control
 from penstock.gateway.configuration import ModuleEntry, imported
 from penstock.gateway.errors import BrokerError, EndedByFailure, MessageFailed, ModuleError, StepFailed, reason_of
-from penstock.gateway.module import Module, Outlet, refuse_generators
+from penstock.gateway.loaders import of_class, parsed
+from penstock.gateway.module import Module, Outlet
 from penstock.gateway.place import Place
 from penstock.gateway.stillness import Stillness
 from penstock.gateway.supervision import Policy
@@ -70,35 +71,29 @@ class Launch:
 
 
 def load(
-    entry: ModuleEntry, entrypoint: Place, shared: Mapping[str, Any]
+    entry: ModuleEntry, entrypoint: Place, shared: Mapping[str, Any], args: Place
 ) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     """How to build the module's stand-in, and how to parse its args (which go to the process as JSON)."""
     launch = _launch(entrypoint, shared, entry.restart is not None and entry.restart.policy is Policy.ON_FAILURE)
-    return lambda: ProcessModule(launch), json.dumps
+    if launch.path is not None and shutil.which(launch.path) is None:
+        own = "path" in entrypoint.mapping()
+        (entrypoint["path"] if own else entrypoint).fail(f"there is no program {launch.path!r}")
+    places = {control.Step.LOAD: _class_place(entrypoint, launch), control.Step.PARSE: args}
+    return lambda: ProcessModule(launch, places), json.dumps
 
 
 def check(entrypoint: Place, shared: Mapping[str, Any], args: Place) -> None:
-    """Check beforehand what otherwise only the process would find: that its class exists and accepts its args, or that
-    its program exists.
-    """
+    """Check beforehand what otherwise only the process would find: that its class exists and accepts its args."""
     launch = _launch(entrypoint, shared, False)
-    if launch.kind is None:
-        if launch.path is not None and shutil.which(launch.path) is None:
-            own = "path" in entrypoint.mapping()
-            (entrypoint["path"] if own else entrypoint).fail(f"there is no program {launch.path!r}")
-        return
-    place = entrypoint["class"] if isinstance(entrypoint.value, Mapping) and "class" in entrypoint else entrypoint
-    kind = imported(place if isinstance(place.value, str) else Place(launch.kind, place.path, place.file))
-    if not callable(kind) or not hasattr(kind, "receive"):
-        place.fail(f"{launch.kind!r} is no class with a receive method")
-    try:
-        refuse_generators(kind)
-    except TypeError as error:
-        place.fail(str(error), error)
-    try:
-        getattr(kind, "parse", lambda given: given)(args.value)
-    except Exception as error:
-        args.fail(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}", error)
+    if launch.kind is not None:
+        place = _class_place(entrypoint, launch)
+        _, parse = of_class(imported(place), place)
+        parsed(parse, args)
+
+
+def _class_place(entrypoint: Place, launch: Launch) -> Place:
+    own = entrypoint["class"] if isinstance(entrypoint.value, Mapping) and "class" in entrypoint else entrypoint
+    return Place(launch.kind, own.path, own.file)
 
 
 def _launch(place: Place, shared: Mapping[str, Any], exit_on_failure: bool) -> Launch:
@@ -138,8 +133,10 @@ class ProcessModule(Module):
     #: Set by its worker: until when each of some messages may be handled, in nanoseconds since 1970; None: for ever.
     expiries: Callable[[Sequence[GatewayMessage]], list[int | None] | None] | None = None
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, places: Mapping[control.Step, Place]) -> None:
+        """``places``: where in the file stands what each step reads that the process carries out before create."""
         self._launch = launch
+        self._places = places
         self._unframer = carriage.Unframer()
         self._throttle = Throttle(log)
         self.sent = 0
@@ -469,6 +466,8 @@ class ProcessModule(Module):
                 if isinstance(message, control.Reply) and message.status is control.Status.OK:
                     return
                 why = getattr(message, "reason", "") or "it said why on standard error"
+                if isinstance(message, control.Reply) and (place := self._places.get(message.step)) is not None:
+                    place.fail(why, ModuleNotFoundError(why) if message.status is control.Status.MISSING else None)
                 raise ModuleError(f"its process could not make the module: {why}")
 
     def _end_process(self) -> None:
