@@ -28,7 +28,6 @@ from penstock.gateway import carriage
 from penstock.gateway.durable import Forwarder
 from penstock.gateway.errors import MessageFailed, ModuleError
 from penstock.gateway.module import Module, Outlet
-from penstock.printable import command
 from penstock.quantities import check_duration, check_size, number_of
 
 BATCH = 256
@@ -302,8 +301,7 @@ class Buffer(Module):
         because this module was given up when the gateway ended, the next start finds and reports the former.
         """
         if lost := gone + unnumbered:
-            verify = command("journal", "verify", self._directory)
-            why = why or f"the buffer is full, or they were old ({verify} tells whether files are missing)"
+            why = why or "the buffer is full, they were old, or its first files were removed by somebody else"
             told = f"{number_of(lost, 'message was', 'messages were')} lost: {why}"
             if self.on_failure is None or self.on_failure(MessageFailed(told, lost)) is not False:
                 self._account(gone)
