@@ -52,13 +52,9 @@ PACKAGES := redis-server mosquitto chromium chromium-driver nftables iproute2 sp
 system:
 	@sh scripts/system_packages.sh $(PACKAGES)
 
-# Without the long ones, which `make stress` runs. Those that mostly wait for servers, for programs and for Spark run beside
-# the others.
+# Without the long ones, which `make stress` runs.
 test: build system
-	@$(BIN)/python scripts/suite.py "not (spark or contract or kills or programs or servers or clusters or gateways or records)" \
-	  "(contract or kills) and not spark" "servers and not spark" "clusters and not spark" "gateways and not spark" \
-	  "records" "programs and not spark" \
-	  "spark and not torture" -- $(ARGUMENTS)
+	@$(BIN)/python scripts/suite.py -- $(ARGUMENTS)
 
 # The tests of Spark alone: those that start JVMs of their own beside those that share one session.
 spark: build system

@@ -4,7 +4,8 @@
 20 ms slower. ``shuffled``: in random order (the seed is in the log). ``jitter``: threads pause at lines that a seed
 chooses (``PENSTOCK_JITTER``, else one of today's; ``tests/jitter``). ``other-user``: as nobody, when started by root
 (a Python in a folder that is root's alone is shown to nobody in a mount namespace).
-Arguments after the part's name go to pytest. Each part's output is kept in ``build/steady``.
+The tests run as in ``make test``, several processes beside each other. Arguments after the part's name go to pytest.
+Each part's output is kept in ``build/steady``.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import contextlib
 import os
 import pwd
 import re
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -115,7 +118,7 @@ def other_user() -> Iterator[Added]:
             subprocess.run(probe, check=True, capture_output=True, **options)
         except (OSError, subprocess.CalledProcessError):
             raise LeftOut(f"nobody cannot run {sys.executable} or read {ROOT}") from None
-        yield prefix, ["-p", "no:cacheprovider", "--basetemp", f"{home}/pytest"], options
+        yield prefix, ["-p", "no:cacheprovider"], options
 
 
 def root_alone(path: Path) -> Path | None:
@@ -129,28 +132,54 @@ PARTS: dict[str, Callable[[], contextlib.AbstractContextManager[Added]]] = {
 }  # fmt: skip
 
 
+def wait(process: subprocess.Popen[bytes]) -> int:
+    """Its code. An interrupt is passed on, and raised once the tests have cleaned up."""
+    interrupted = False
+    while True:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            interrupted = True
+            process.send_signal(signal.SIGINT)
+        else:
+            if interrupted:
+                raise KeyboardInterrupt
+            return code
+
+
+def counts(text: str) -> str:
+    """What the processes of tests counted, together: ``8,100 passed, 380 skipped``."""
+    summed: Counter[str] = Counter()
+    for line in text.splitlines():
+        if re.search(r" in [\d.]+s", line):
+            for number, word in re.findall(r"(\d+) (passed|failed|errors?|skipped)", line):
+                summed[word.removesuffix("s")] += int(number)
+    return ", ".join(f"{number:,} {word}" for word, number in summed.items()) or "no summary"
+
+
 def run(part: str, arguments: list[str]) -> bool:
     """One part; whether it passed (or had to be left out). A line says how it went, and each failed test is named."""
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{part}.log"
-    command = [sys.executable, "-m", "pytest", "--ignore", "tests/stress", "--timeout", PATIENCE_S, "-rf"]
+    command = [sys.executable, str(ROOT / "scripts" / "suite.py"), "--", "--timeout", PATIENCE_S, "-rf"]
     began = time.monotonic()
     try:
         with PARTS[part]() as (prefix, added, options), log.open("w") as file:
-            done = subprocess.run(
-                [*prefix, *command, *added, *arguments], check=False, stdout=file, stderr=subprocess.STDOUT,
-                **{"cwd": ROOT, **options},
+            # In a group of its own: a terminal's Ctrl-C reaches it once, through `wait`.
+            process = subprocess.Popen(
+                [*prefix, *command, *added, *arguments], stdout=file, stderr=subprocess.STDOUT,
+                **{"cwd": ROOT, "process_group": 0, **options},
             )  # fmt: skip
+            code = wait(process)
     except LeftOut as reason:
         print(f"{part:<10}  left out: {reason}", flush=True)
         return True
     text = log.read_text(errors="replace")
-    summary = ([line for line in text.splitlines() if re.search(r" in [\d.]+s", line)] or ["no summary"])[-1]
-    verdict = "passed" if done.returncode == 0 else f"FAILED ({done.returncode})"
-    print(f"{part:<10}  {verdict} after {time.monotonic() - began:.0f} s: {summary.strip('= ')}  [{log}]", flush=True)
+    verdict = "passed" if code == 0 else f"FAILED ({code})"
+    print(f"{part:<10}  {verdict} after {time.monotonic() - began:.0f} s: {counts(text)}  [{log}]", flush=True)
     for line in re.findall(r"^(?:FAILED|ERROR) .*$", text, re.MULTILINE):
         print(f"            {line}", flush=True)
-    return done.returncode == 0
+    return code == 0
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Runs the tests as several processes beside each other: ``suite.py MARKERS... -- ARGUMENTS OF PYTEST``.
+"""Runs the tests as several processes beside each other: ``suite.py [MARKERS...] -- ARGUMENTS OF PYTEST``.
 
-One process for each expression of markers: the tests mostly wait for programs, JVMs and disks. Each run has a
-directory of shared memory of its own, and ports are free ones, so they do not meet. What the first prints is shown as
-it comes, what the others print after it. The code is that of the first process that failed. Ctrl-C ends all of them, a
-second Ctrl-C kills them.
+One process for each expression of markers, without any for each of ``ALL``: the tests mostly wait for programs, JVMs
+and disks. Each run has a directory of shared memory of its own, and ports are free ones, so they do not meet. What the
+first prints is shown as it comes, what the others print after it. The code is that of the first process that failed.
+Ctrl-C ends all of them, a second Ctrl-C kills them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,17 @@ import tempfile
 import time
 from pathlib import Path
 
+#: All tests but those of tests/stress.
+ALL = (
+    "not (spark or contract or kills or programs or servers or clusters or gateways or records)",
+    "(contract or kills) and not spark",
+    "servers and not spark",
+    "clusters and not spark",
+    "gateways and not spark",
+    "records",
+    "programs and not spark",
+    "spark and not torture",
+)
 CLEAN_UP_S = 30.0
 NONE_COLLECTED = 5  # pytest's code: the arguments name only tests of other processes
 
@@ -63,7 +74,7 @@ def remove_folders(pid: int) -> None:
 
 def run(open_files: contextlib.ExitStack) -> int:
     at = sys.argv.index("--")
-    parts, arguments = sys.argv[1:at], sys.argv[at + 1 :]
+    parts, arguments = sys.argv[1:at] or ALL, sys.argv[at + 1 :]
     # A run in the background of a shell has Ctrl-C ignored. SIGHUP: the terminal is closed.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
