@@ -183,6 +183,7 @@ def run(part: str, arguments: list[str]) -> bool:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background of a shell has Ctrl-C ignored
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("part", choices=["all", *PARTS])
     chosen, arguments = parser.parse_known_args()

@@ -341,7 +341,7 @@ void Membership::make_sure(std::uint32_t slots) {
     std::uint64_t needed = held_by_others() + std::max(1u, options.most_held) + 1;
     if (needed <= slots) return;
     if (needed > default_sure + 1) needed += waiting * (default_sure - each);
-    throw Error(Fault::capacity, describe() + ": " + std::to_string(slots) + " slots are too few for who is there: " +
+    throw Error(Fault::capacity, describe() + ": " + std::to_string(slots) + " slots are too few for those who have joined: " +
                                      who_holds_what() + ", and one is kept for the next message; " +
                                      std::to_string(needed) + " slots would do");
 }
@@ -378,10 +378,14 @@ void Membership::take_place() {
     std::uint32_t limit = (is_publisher ? header.max_publishers : header.max_subscribers).load();
     const char *option = is_publisher ? "max_publishers" : "max_subscribers";
     if (limit == 0 || limit > capacity) limit = capacity;
-    if (count_members(is_publisher) >= limit)
-        throw Error(Fault::capacity, describe() + " has its " + std::to_string(limit) + " " +
-                                         (is_publisher ? "publishers" : "subscribers") + " (" + option + "): " +
-                                         who_holds_what());
+    if (count_members(is_publisher) >= limit) {
+        std::string remedy;
+        if (limit < max_members)
+            remedy = std::string("; the handle that makes the channel chooses ") + option + ", at most " + std::to_string(max_members);
+        throw Error(Fault::capacity, describe() + " already has " + std::to_string(limit) + " " +
+                                         (is_publisher ? "publishers" : "subscribers") + ", which is its " + option + ": " +
+                                         pids_of(is_publisher) + remedy);
+    }
     for (index = 0; index < capacity && members[index].taken.load(); ++index) {
     }
     if (index >= capacity) throw Error(Fault::capacity, describe() + ": no place left");

@@ -227,6 +227,21 @@ std::string Membership::who_holds_what() const {
     return text.empty() ? "nobody is there" : text;
 }
 
+std::string Membership::pids_of(bool publishers) const {
+    const Member *members = publishers ? channel.publishers : channel.subscribers;
+    const std::uint32_t capacity = publishers ? channel.publisher_capacity : channel.subscriber_capacity;
+    std::map<std::uint32_t, std::uint32_t> counts;
+    for (std::uint32_t i = 0; i < capacity; ++i)
+        if (members[i].taken.load()) ++counts[members[i].pid];
+    std::string text;
+    std::uint32_t named = 0;
+    for (auto [pid, count] : counts) {
+        if (++named > 16) return text + " and others";
+        text += (text.empty() ? "" : ", ") + std::to_string(count) + " of pid " + std::to_string(pid);
+    }
+    return text;
+}
+
 // ---------------------------------------------------------------------------------------------- leaving
 
 bool Membership::recover() {

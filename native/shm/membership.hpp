@@ -122,6 +122,8 @@ class Membership {
 
     // "publisher 0 (pid 17) may reserve 1, subscriber 0 (pid 18) holds 5 and is sure of 2, ..." for errors
     std::string who_holds_what() const;
+    // "3 of pid 17, 1 of pid 18" for errors
+    std::string pids_of(bool publishers) const;
     std::string describe() const;
 
    private:

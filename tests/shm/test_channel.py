@@ -470,9 +470,9 @@ def test_retirement_belongs_to_a_virtual_channel(name: str) -> None:
 
 def test_limits(name: str) -> None:
     with shm.Publisher(name, max_publishers=1, max_subscribers=1) as publisher, shm.Subscriber(name):
-        with pytest.raises(penstock.CapacityError, match=r"1 publishers .*pid"):
+        with pytest.raises(penstock.CapacityError, match=rf"1 publishers, .*max_publishers: 1 of pid {os.getpid()}; .* 4096"):
             shm.Publisher(name)
-        with pytest.raises(penstock.CapacityError, match=r"1 subscribers .*pid"):
+        with pytest.raises(penstock.CapacityError, match=rf"1 subscribers, .*max_subscribers: 1 of pid {os.getpid()}; .* 4096"):
             shm.Subscriber(name)
         with pytest.raises(penstock.RefusedError, match="max_publishers"):
             shm.Publisher(name, max_publishers=3)
