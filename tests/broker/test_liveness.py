@@ -48,6 +48,23 @@ def test_who_comes_back_after_a_power_cut_is_in_and_loses_nothing(serve: Callabl
     again.close()
 
 
+def test_what_was_heard_just_before_a_probe_is_no_answer_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, heard = 100.004, 100.001
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr(liveness, "since_heard_s", lambda _: (int(now * 100) - int(heard * 100)) / 100)  # in ticks
+    left, right = socket.socketpair()
+    with left, right:
+        peer = liveness.Liveness(left, 15.0)
+        assert peer.probe() is None
+        for now in (100.005, 100.009, 100.013, 100.5, 102.0):  # in the same tick and after it
+            assert peer.probe() is None, now
+        now = 104.0
+        assert peer.probe() is False
+        assert peer.probe() is None, "a new probe"
+        heard, now = 104.9, 105.0
+        assert peer.probe() is True
+
+
 def test_what_was_written_to_a_dead_peer_is_not_lost(serve: Callable[..., Server]) -> None:
     server = serve()
     first = Wire(server.port).send(b"SUB edge\n")
@@ -172,7 +189,7 @@ def test_silence_with_something_under_way_is_noticed_within_the_time(monkeypatch
     """Looked at three times in the time: whenever the peer vanished between two looks, the time is kept."""
     for offset_s in (0.1, 2.5, 4.9):
         now = 1000.0
-        monkeypatch.setattr(liveness.time, "monotonic", lambda: now)  # noqa: B023 (read at each call)
+        monkeypatch.setattr("time.monotonic", lambda: now)  # noqa: B023 (read at each call)
         with socket.socket() as sock:
             watched = liveness.Liveness(sock, 15.0)
         gone_at = now + offset_s
@@ -200,7 +217,7 @@ def test_what_is_sent_again_in_vain_is_owed(monkeypatch: pytest.MonkeyPatch, rep
 
 def test_a_peer_that_is_heard_of_now_and_then_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(liveness.time, "monotonic", lambda: now)
+    monkeypatch.setattr("time.monotonic", lambda: now)
     monkeypatch.setattr(liveness, "owes_answer", lambda _: True)
     monkeypatch.setattr(liveness, "since_heard_s", lambda _: now % 9.0)  # every nine seconds
     with socket.socket() as sock:

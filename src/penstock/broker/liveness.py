@@ -20,6 +20,7 @@ import termios
 import time
 
 DEFAULT_S = 15.0
+_TICK_S = 0.01  # the kernel counts these times in ticks, of 10 ms at the most
 PROBES = 3  # probes in that time
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _REPEATS, _UNANSWERED_PROBES, _UNACKNOWLEDGED_SEGMENTS = 2, 3, 24  # offsets in struct tcp_info
@@ -112,7 +113,8 @@ class Liveness:
             self._keepalive(1)
         heard_s = since_heard_s(self._socket)
         limit_s = max(2.5, self._seconds / 5)
-        answered = heard_s is None or heard_s < now - self._probed
+        # What was heard in the same tick just before the probe is no answer to it.
+        answered = heard_s is None or heard_s + _TICK_S < now - self._probed
         if not answered and now - self._probed < limit_s:
             return None
         self._probed = 0.0
