@@ -91,6 +91,7 @@ def shorter(stream):
 def test_the_driver_takes_no_other_file(tmp_path):
     """A staged file with other columns, cut short or changed: an error, and nothing of the job in the journal."""
     staging = DirectoryStaging(tmp_path / "j", "job")
+    staging.begin()
     good, _ = staging.write(0, 0, iter([batch(ROWS)]))
     bad, _ = staging.write(1, 0, iter([pyarrow.RecordBatch.from_pylist([{"payload": b"x"}])]))
     with pytest.raises(CorruptionError, match="other columns"):

@@ -26,6 +26,7 @@ SEGMENT_BYTES = 1 << 16
 def publish(path, transaction, payloads):
     """One job that writes ``payloads`` with one task."""
     staging = open_staging(str(path), transaction, {"segmentBytes": str(SEGMENT_BYTES)})
+    staging.begin()
     batch = pyarrow.RecordBatch.from_pylist([{"topic": "a", "payload": data} for data in payloads], schema=SHAPE)
     name, _ = staging.write(0, 0, iter([batch]))
     staging.commit([name], once=True, batch=0)
@@ -60,6 +61,7 @@ def test_a_worker_of_a_killed_run_that_still_writes(tmp_path):
         names.append(open_staging(str(tmp_path / "j"), "query-1-0", {}).write(0, 0, iter(rows[1:]))[0])
         yield rows[0]
 
+    open_staging(str(tmp_path / "j"), "query-1-0", {}).begin()
     open_staging(str(tmp_path / "j"), "query-1-0", {}).write(0, 0, old())
     open_staging(str(tmp_path / "j"), "query-1-0", {}).commit(names, once=True, batch=0)
     with Journal(tmp_path / "j", mode="read") as journal:
@@ -89,6 +91,7 @@ def test_a_brokers_state_and_the_marks_survive_each_others_segments(tmp_path):
 
 def stage(path, payloads, transaction="query-1-0"):
     staging = open_staging(str(path), transaction, {"segmentBytes": str(SEGMENT_BYTES)})
+    staging.begin()
     batches = [
         pyarrow.RecordBatch.from_pylist([{"topic": "a", "payload": data} for data in payloads[at : at + 7]], schema=SHAPE)
         for at in range(0, len(payloads), 7)
@@ -143,3 +146,19 @@ def test_a_node_that_staged_where_the_driver_does_not_look_is_named(tmp_path):
     writer.commit([near])
     with Journal(tmp_path / "j", mode="read") as journal:
         assert [bytes(message) for message in journal.read_many(1)] == [b"1"]
+
+
+def test_a_task_that_still_runs_when_its_job_has_failed_leaves_nothing(tmp_path):
+    schema = StructType([StructField("topic", StringType()), StructField("payload", BinaryType())])
+    writer = JournalWriter({"path": str(tmp_path / "j")}, schema)
+    rows = pyarrow.RecordBatch.from_pydict({"topic": ["a"], "payload": [b"1"]})
+
+    def still_running():
+        yield rows
+        writer.abort([])
+        yield rows
+
+    for batches in (still_running(), iter([rows])):  # one that has begun its file, one that begins after the end
+        with pytest.raises(StateError, match=r"the job has ended.*broker://"):
+            writer.write(batches)
+        assert not (tmp_path / "j.staging").exists()

@@ -36,7 +36,7 @@ class WeakReference:
         self._decoder = message._decoder  # its value stays what it was
 
     def __call__(self) -> Message | None:
-        message = None if self._subscriber.closed else self._subscriber._again(*self._place)
+        message = None if self._subscriber.closed else self._subscriber._read_at(*self._place)
         if message is not None:
             message._decoder = self._decoder
         return message

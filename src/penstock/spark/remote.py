@@ -219,6 +219,9 @@ class BrokerStaging:
         self.text = text
         self.transaction = transaction
 
+    def begin(self) -> None:
+        """Nothing is to be made: parts come to be as they are sent."""
+
     def write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
         # Every driver counts attempts from 0, and what a driver that died has staged is still there.
         name = f"{self.transaction}.{partition}.{attempt}-{secrets.token_hex(6)}"

@@ -92,7 +92,7 @@ class _Writer:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         attempt = context.taskAttemptId() if context is not None else 0
-        staging = self._staging(transaction)
+        staging = self.staging(transaction)
         name, rows = staging.write(partition, attempt, (self._shaped(batch) for batch in batches))
         return Staged(transaction, partition, name, rows, socket.gethostname())
 
@@ -133,7 +133,7 @@ class _Writer:
         """On the driver: one atomic commit of what all tasks staged, in the order of partitions."""
         # By partition, not by completion: a frame that was sorted keeps its order in the journal.
         staged = sorted((message for message in messages if message is not None), key=lambda message: message.partition)
-        staging = self._staging(transaction)
+        staging = self.staging(transaction)
         for message in staged:
             if not staging.is_seen(message.name):
                 raise StateError(
@@ -145,9 +145,9 @@ class _Writer:
 
     def discard(self, transaction: str) -> None:
         """On the driver: the job failed; nothing of it is published."""
-        self._staging(transaction).abort()
+        self.staging(transaction).abort()
 
-    def _staging(self, transaction: str) -> Staging:
+    def staging(self, transaction: str) -> Staging:
         return open_staging(self.target, transaction, self.options)
 
 
@@ -159,6 +159,8 @@ class JournalWriter(DataSourceArrowWriter):
         named = self.inner.options.get("transaction")
         self.once = named is not None
         self.transaction = f"batch-{named if named is not None else uuid.uuid4().hex}"
+        # Not by the tasks: one that still runs when the job has failed would make it again, and nobody would remove it.
+        self.inner.staging(self.transaction).begin()
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:
         return self.inner.stage(iterator, self.transaction)
@@ -182,7 +184,10 @@ class JournalStreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
         if query is None or batch is None:
             raise StateError("Spark did not say which query and batch this task belongs to; PySpark 4.3 is needed")
-        return self.inner.stage(iterator, transaction_name(query, int(batch)))
+        transaction = transaction_name(query, int(batch))
+        # A batch that is tried again has the same name, and its commit removes what was left.
+        self.inner.staging(transaction).begin()
+        return self.inner.stage(iterator, transaction)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
         staged = [message for message in messages if message is not None]

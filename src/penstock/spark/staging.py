@@ -17,13 +17,14 @@ import os
 import re
 import secrets
 import shutil
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow
 
-from penstock.errors import CorruptionError, InvalidArgument, RefusedError
+from penstock.errors import CorruptionError, InvalidArgument, RefusedError, StateError
 from penstock.spark import blocks
 
 if TYPE_CHECKING:
@@ -31,12 +32,16 @@ if TYPE_CHECKING:
 
 STATE_KIND = 0x5350  # marks of Spark commits among a journal's state records
 MAX_MARKS = 1000
+TRIES = 10
 SPILL_BYTES = 64 << 20
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 class Staging(Protocol):
     """One transaction of one target."""
+
+    def begin(self) -> None:
+        """Make the place where tasks stage their rows."""
 
     def write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
         """Stage one task's rows; returns the name for ``commit`` and the number of rows."""
@@ -76,9 +81,23 @@ class DirectoryStaging:
         self.root = journal.with_name(journal.name + ".staging")
         self.directory = self.root / transaction
 
+    def begin(self) -> None:
+        for _ in range(TRIES):
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another transaction has just ended and removed the root
+                self.directory.mkdir(mode=0o700, exist_ok=True)
+                return
+
     def write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.directory.mkdir(mode=0o700, exist_ok=True)
+        try:
+            return self._write(partition, attempt, batches)
+        except FileNotFoundError:
+            raise StateError(
+                f"node {socket.gethostname()} does not see {self.directory}, or the job has ended. "
+                "Name a directory that every node mounts, or write through a broker: .save('broker://HOST:PORT')"
+            ) from None
+
+    def _write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
         # Every driver counts attempts from 0, and a worker of a driver that died may still be writing.
         name = f"{partition:06d}-{attempt}-{secrets.token_hex(6)}"
         rows = 0
@@ -152,7 +171,10 @@ class DirectoryStaging:
             raise CorruptionError(f"{place} has {rows} rows, not as many as its name says; run the job again", place)
 
     def abort(self) -> None:
-        shutil.rmtree(self.directory, ignore_errors=True)
+        for _ in range(TRIES):  # a task that still runs may have begun a file meanwhile
+            shutil.rmtree(self.directory, ignore_errors=True)
+            if not self.directory.exists():
+                break
         with contextlib.suppress(OSError):  # the directory is not empty while another transaction is staged
             self.root.rmdir()
 
