@@ -272,7 +272,7 @@ PyObject *subscriber_place_of(PyObject *object, PyObject *argument) {
     return Py_BuildValue("IK", slot, static_cast<unsigned long long>(handle->reader.pins[slot].sequence));
 }
 
-PyObject *subscriber_again(PyObject *object, PyObject *arguments) {
+PyObject *subscriber_read_at(PyObject *object, PyObject *arguments) {
     unsigned int slot;
     unsigned long long sequence;
     if (!PyArg_ParseTuple(arguments, "IK", &slot, &sequence)) return nullptr;

@@ -176,7 +176,7 @@ PyMethodDef methods[] = {
     {"_end_wait", end_wait_method<SubscriberObject>, METH_NOARGS, nullptr},
     {"_durable", durable_method<SubscriberObject>, METH_O, nullptr},
     {"_agree_on_schema", agree_on_schema_method<SubscriberObject>, METH_VARARGS, nullptr},
-    {"_again", subscriber_again, METH_VARARGS, nullptr},
+    {"_read_at", subscriber_read_at, METH_VARARGS, nullptr},
     {"_place_of", subscriber_place_of, METH_O, nullptr},
     {"_counts", subscriber_counts, METH_NOARGS, nullptr},
     {"_end", subscriber_end, METH_NOARGS, nullptr},

@@ -48,7 +48,7 @@ PyObject *subscriber_read_newest(PyObject *object, PyObject *const *arguments, P
 PyObject *subscriber_read_many(PyObject *object, PyObject *arguments, PyObject *names);
 PyObject *subscriber_read_all(PyObject *object, PyObject *);
 PyObject *subscriber_find(PyObject *object, PyObject *argument);
-PyObject *subscriber_again(PyObject *object, PyObject *arguments);
+PyObject *subscriber_read_at(PyObject *object, PyObject *arguments);
 PyObject *subscriber_place_of(PyObject *object, PyObject *argument);
 
 inline Envelope envelope_of(const View &view) {
