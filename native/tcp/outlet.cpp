@@ -307,15 +307,20 @@ void Outlet::enqueue(Peer &peer, Frame *frame) {
 
 // Notes that frames wait to be gathered; true when they are to be sent now.
 bool Outlet::note_unsent(std::uint64_t size, std::int64_t now, bool more) {
-    bool idle = !more && (now - last_publish_ns_ >= idle_gap_ns || now < last_publish_ns_);
+    const std::int64_t gap_ns = now - last_publish_ns_;
+    const std::int64_t idle_ns = idle_gap_ns + idle_gap_peer_ns * static_cast<std::int64_t>(peers_.size() - 1);
+    const bool idle = !more && (gap_ns >= idle_ns || gap_ns < clock_set_back_ns);
     last_publish_ns_ = now;
     if (!unsent_bytes_) first_unsent_ns_ = now;
     unsent_bytes_ += size + plain_header_size;
-    if (idle || unsent_bytes_ >= gather_bytes || (!more && now - first_unsent_ns_ >= gather_ns)) return true;
-    if (!armed_ && !more) {
+    if (idle || unsent_bytes_ >= gather_bytes || (!more && now - first_unsent_ns_ >= gathering_ns())) return true;
+    const bool arm = !armed_ && !more;
+    if (arm) {
         armed_ = true;
         loop_->arm(shared_from_this());
     }
+    // The time that publishing takes is no pause of the caller; it is short but for this.
+    if (arm || peers_.size() > 1) last_publish_ns_ = realtime_ns();
     return false;
 }
 

@@ -24,9 +24,16 @@
 namespace penstock::tcp {
 
 constexpr std::size_t gather_bytes = 64 * 1024;
+// Messages of a burst are gathered for so long, and for longer where there are many subscribers: one send to each of
+// them takes about gather_peer_ns, so that the sends would otherwise begin again as soon as they have ended.
 constexpr long gather_ns = 100'000;
-// a caller that publishes again sooner is in a burst: it cannot have read an answer
+constexpr long gather_peer_ns = 5'000;
+constexpr long gather_most_ns = 10'000'000;
+// A caller that publishes again sooner is in a burst: it cannot have read an answer. Where each send takes long, because
+// there are many subscribers, so may the way back to the caller and the pause until it publishes again.
 constexpr long idle_gap_ns = 1'500;
+constexpr long idle_gap_peer_ns = 100;
+constexpr long clock_set_back_ns = -1'000'000;  // less is another thread that waited for its turn
 constexpr std::size_t direct_bytes = 32 * 1024;    // messages of at least this size are sent from the caller's memory
 constexpr std::size_t copy_limit_bytes = 4 * 1024; // frames up to this size are copied to the outbox, larger ones are referenced
 
@@ -155,6 +162,7 @@ class Outlet : public std::enable_shared_from_this<Outlet> {
     void rest(const PeerPtr &peer, bool socket_full);
     void send_peer(Lock &lock, const PeerPtr &peer);
     void send_all(Lock &lock);
+    long gathering_ns() const noexcept;
     void send_direct(Lock &lock, const Outgoing &message);
     void lose(const PeerPtr &peer, int error);
     void clear(Peer &peer);

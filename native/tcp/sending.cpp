@@ -171,6 +171,10 @@ void Outlet::send_all(Lock &lock) {
     last_publish_ns_ = realtime_ns();
 }
 
+long Outlet::gathering_ns() const noexcept {
+    return std::clamp(gather_peer_ns * static_cast<long>(peers_.size()), gather_ns, gather_most_ns);
+}
+
 void Outlet::flush() {
     Lock lock(mutex_);
     send_all(lock);
@@ -182,7 +186,7 @@ bool Outlet::flush_due() {
         armed_ = false;
         return false;
     }
-    if (realtime_ns() - first_unsent_ns_ < gather_ns) return true;
+    if (realtime_ns() - first_unsent_ns_ < gathering_ns()) return true;
     std::int64_t last = last_publish_ns_;
     send_all(lock);
     last_publish_ns_ = std::max(last, first_unsent_ns_);  // sends by the loop do not mean that a caller is busy
