@@ -86,6 +86,7 @@ class Directory:
         self._headers: dict[tuple[int, int], layout.SegmentHeader] = {}
         self._topics: dict[Path, dict[int, str]] = {}
         self._listed: list[tuple[int, int]] = []
+        self._listed_at = 0, 0  # the frontier's generation and the directory's time when they were listed
         self._names: dict[int, str] = {}  # topic names by number, as far as planning has read them
         self._wanted: dict[Any, tuple[int, Array]] = {}  # by patterns: (names considered, numbers that match)
         self.permissive = False  # rebuild a damaged segment header if possible, instead of failing
@@ -121,18 +122,28 @@ class Directory:
         """
         for _ in range(LISTINGS):
             words = self.words()
-            names = self._listed = layout.latest_segments(os.listdir(self.path))
+            names = self._names_at(words)
             if start is not None and names and start < names[0][0]:
                 raise StateError(gone_text(start, names[0][0], str(self.path)))
-            names = [name for name in names if name[0] < words.frontier]
-            ends = [*(first for first, _ in names[1:]), words.frontier]
             low, high = among or (0, words.frontier)  # headers of others need not be read
-            pairs = [(name, end) for name, end in zip(names, ends, strict=False) if name[0] < high and end > low]
+            begin = max(0, bisect.bisect_right(names, (low, sys.maxsize)) - 1)
+            stop = bisect.bisect_left(names, (min(high, words.frontier), -1))
+            ends = [*(min(first, words.frontier) for first, _ in names[begin + 1 : stop + 1]), words.frontier]
+            pairs = zip(names[begin:stop], ends, strict=False)
             try:
-                return [self._segment(name, end, words) for name, end in pairs]
+                return [self._segment(name, end, words) for name, end in pairs if end > low]
             except FileNotFoundError:
-                continue  # it was deleted, or replaced by its next revision, after it was listed
+                self._listed_at = 0, 0  # it was deleted, or replaced by its next revision, after it was listed
         raise StateError(f"the segments of {self.path} are deleted faster than they can be listed; keep more")
+
+    def _names_at(self, words: layout.Frontier) -> list[tuple[int, int]]:
+        """The names of all segments. They are listed again when the directory has changed. By the generation every
+        segment below the frontier is listed; by the time, which may be too coarse, also those that are gone.
+        """
+        now = words.generation, os.stat(self.path).st_mtime_ns
+        if self._listed_at != now:
+            self._listed, self._listed_at = layout.latest_segments(os.listdir(self.path)), now
+        return self._listed
 
     def _segment(self, name: tuple[int, int], following: int, words: layout.Frontier) -> Segment:
         header = self.header(name)
@@ -194,7 +205,9 @@ class Directory:
         Retention deletes the oldest segments only, so these are damage. A segment may also have been deleted while the
         directory was being listed, so it is listed again before damage is reported.
         """
+        self._listed_at = 0, 0
         found = gaps_of(self.segments(among=(start, end)), start, end)
+        self._listed_at = 0, 0
         return found and gaps_of(self.segments(among=(start, end)), start, end)
 
     def visit(
@@ -230,6 +243,7 @@ class Directory:
                 try:
                     found = [look(segment, low, high)] if self._wants(segment, bounds) else []
                 except FileNotFoundError:
+                    self._listed_at = 0, 0
                     start, tries = low, tries + 1
                     if tries > LISTINGS:
                         raise

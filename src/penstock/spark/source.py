@@ -155,8 +155,13 @@ def _even_size(total: int, most: int, multiple: int) -> int:
 
 def read_part(part: InputPartition, how: Reading) -> Iterator[pyarrow.RecordBatch]:
     """The batches of one task."""
+    place: Place | None = None
+    before: Range | None = None
     for piece in getattr(part, "ranges", ()):
-        batches = open_range(piece).batches(piece.start, piece.end, how)
+        if place is None or before is None or (before.place, before.journal) != (piece.place, piece.journal):
+            place = open_range(piece)  # one for all ranges of a journal: it lists the directory once
+        before = piece
+        batches = place.batches(piece.start, piece.end, how)
         values = how.values
         yield from batches if values is None else (values.extend(piece.journal, batch) for batch in batches)
 
