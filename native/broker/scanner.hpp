@@ -1,7 +1,7 @@
 // Scanner: the broker's text protocol, from bytes to runs of messages and command lines. No I/O, no Python.
 //
 //   raw mode       PUB <length>\n<data>           SUB <queue>\n  BYE\n  SHUTDOWN\n  HELLO ...\n (switches)
-//                  as the reference reads it: any blanks and tabs, or none, after the verb; a plus before the length and
+//                  as ElephantMQ reads it: any blanks and tabs, or none, after the verb; a plus before the length and
 //                  anything after it; a queue's name is the rest of the line
 //   HELLO mode     PUB <topic> <lengths> [time_ns=<time>] [options]\n<data>     STAGE <transaction> <topic> <lengths>\n<data>
 //                  LOAD <transaction> <length>\n<data>     any other verb: a line

@@ -18,7 +18,7 @@ namespace penstock::bus {
 
 namespace {
 
-constexpr std::size_t turn = 512;  // messages between two chances for other threads
+constexpr std::size_t turn = 512;  // messages after which the GIL is released once, so that other threads can run
 
 [[gnu::tls_model("initial-exec")]] thread_local Frame *thread_frames = nullptr;
 

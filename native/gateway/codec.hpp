@@ -20,7 +20,7 @@ constexpr std::uint8_t magic_first = 0xA1;
 constexpr std::uint8_t magic_second = 0x60;
 constexpr std::size_t header_size = 10;   // magic, total size, count
 constexpr std::size_t smallest_size = 14;  // and the content's size
-constexpr std::size_t largest_size = 0x7fffffff;  // the reference keeps sizes in signed 32-bit numbers
+constexpr std::size_t largest_size = 0x7fffffff;  // Azure IoT Edge v1 keeps sizes in signed 32-bit numbers
 static_assert(smallest_size == header_size + sizeof(std::uint32_t));
 
 struct Parts {

@@ -25,8 +25,9 @@ inline constexpr std::uint32_t batch_open = 4;
 inline constexpr std::uint64_t max_batch_bytes = std::uint64_t{1} << 30;
 inline constexpr std::uint32_t max_name_bytes = 255;
 
-// Topics are numbered as they are asked for and get a record when they are first used, so numbers may have gaps. How far
-// they may is bounded, for tables are as long as the greatest number: one from a file is believed up to here.
+// Topics are numbered as they are asked for and get a record when they are first used, so numbers may have gaps.
+// Tables of topics are as long as the greatest number, so a number from a file is refused above max_topics, or where it is
+// more than max_unused_topics above the number of topics that have a record.
 inline constexpr std::uint32_t max_topics = 1u << 24;
 inline constexpr std::uint32_t max_unused_topics = 1u << 20;
 inline constexpr bool topic_number_fits(std::uint64_t number, std::uint64_t named) {

@@ -83,8 +83,8 @@ class Scanner {
             failed_bytes_ += std::min(header.bytes, size_ - at);
     }
 
-    // The state before a group began: if the group's last batch is missing, the whole group is void. Topics are kept one by
-    // one as they change, so that a group costs no more than what it holds.
+    // The state before a group began: if the group's last batch is missing, the whole group is void. Of topics
+    // only those that change are kept, so that opening a group costs no more than what it holds.
     void remember_group() {
         Group group{{}, {}, std::nullopt, scan_.index.size(), scan_.topics.size(), scan_.states.size(), scan_.damage.size(), position_};
         copy_numbers(scan_, group.before);

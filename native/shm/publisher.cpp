@@ -187,7 +187,7 @@ std::uint64_t Publisher::count_retired() const {
 }
 
 std::vector<std::uint32_t> Publisher::retired(std::size_t most) {
-    std::vector<std::pair<std::uint32_t, std::uint64_t>> found;  // a slot, and how many of its messages
+    std::vector<std::pair<std::uint32_t, std::uint64_t>> found;  // a slot, and how many of its messages were released by all and not reported yet
     for (std::uint32_t slot = 0; slot < untold_.size(); ++slot)
         if (std::uint64_t count = count_retired(slot)) found.emplace_back(slot, count);
     std::sort(found.begin(), found.end(),

@@ -50,7 +50,7 @@ inline std::int64_t deadline_of(nb::handle timeout) {
     return ns <= 0 ? ns : monotonic_ns() + ns;
 }
 
-// Holds an Inlet's or Outlet's turn. Never waits for it with the GIL: its holder may be waiting for that.
+// Holds the turn of an Inlet or Outlet. It is waited for without the GIL, which its holder may be waiting for.
 template <typename Core>
 class Turn {
    public:

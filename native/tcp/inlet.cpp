@@ -400,7 +400,7 @@ Read Inlet::wait_in_receive(Stream &stream) {
     Read filled = fill(stream, true);
     if (filled == Read::nothing) {
         stream.brisk = false;
-        return Read::message;  // try again: first for knocks, then by poll
+        return Read::message;  // no message yet: see first whether another thread wants the turn, then wait in epoll
     }
     if (filled != Read::message) return filled;
     stream.in_ready = true;

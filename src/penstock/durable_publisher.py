@@ -141,7 +141,8 @@ class Flow:
         # A commit lies in one segment, and retention removes whole segments: keep commits small, so that several fit
         # into one.
         self._most_staged = min(STAGED_BYTES, journal.segment_bytes // 4)
-        # A queue, because a finaliser puts into it: it may run in any thread, inside of any call but this one's.
+        # A queue without a lock, because a finaliser puts into it: it may run on any thread, in the middle of any other
+        # call, and would wait for ever for a lock that its own thread holds.
         self._staged: SimpleQueue[None] = SimpleQueue()
         self._awake = False
         self.committed = threading.Event()

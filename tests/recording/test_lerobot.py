@@ -147,6 +147,6 @@ def test_by_the_command(recording: Path, tmp_path: Path) -> None:
     assert late.returncode == 2 and "--from 1h is after the end" in late.stderr
     again = command(*words, "--fps", "10")
     assert again.returncode == 2 and "is there already" in again.stderr
-    assert "say it by --fps" in command(*words).stderr
+    assert "needs --fps" in command(*words).stderr
     assert "a folder" in command(*words, "--fps", "10", "-o", "-").stderr
     assert "are for --to lerobot" in command("export", str(recording), "--to", "csv", "--fps", "3").stderr

@@ -2,9 +2,9 @@
 
 Rules:
 
-- Until HELLO a connection is raw, as the reference's clients are: SUB, PUB, BYE, SHUTDOWN, no reply to anything, an
-  error closes. After HELLO every command but ACK, NACK and CREDIT is answered, in the order asked; answers that depend
-  on the disk leave after the commit.
+- Until HELLO a connection is raw (the compatible mode of docs/formats.md, the protocol of ElephantMQ): only SUB, PUB,
+  BYE and SHUTDOWN; nothing is answered, and an error closes it. After HELLO every command but ACK, NACK and CREDIT is
+  answered, in the order asked; answers that depend on the disk leave after the commit.
 - A verb's method gives its answer or raises Refusal, and never answers by itself: ``_finish`` and ``_refuse`` are the
   only places that do, so that every request has exactly one answer.
 - A method that may take long is a generator. It yields BUSY when its share of the turn may be over and WAIT when it can

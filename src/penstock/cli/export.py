@@ -141,7 +141,7 @@ def _lerobot(
     from penstock.recording import lerobot
 
     if fps is None:
-        raise InvalidArgument("--to lerobot has frames at a fixed rate: say it by --fps")
+        raise InvalidArgument("--to lerobot needs --fps: its frames have a fixed rate")
     for gap in read_story(directory).missing():
         exits.told(f"{directory}: {gap}")
     start, length = span

@@ -332,7 +332,9 @@ def _stored(out: Path | None) -> Iterator[Output | _Counted]:
 
 @dataclass(frozen=True, slots=True)
 class _Shrinking:
-    """How many replays it may take, where the inputs that are left go, and the options of a replay of those."""
+    """Options for shrinking a failing input to the fewest messages that still break the rule: replays at most, the
+    directory for the inputs that are left, and the options of the command that replays those.
+    """
 
     max_runs: int
     output: Path | None

@@ -164,7 +164,7 @@ class Child:
         try:
             function(*arguments)
         except Exception as error:
-            # the gateway tells of it
+            # the gateway logs it
             log.debug("module %r: %s raised", self.name, self.step.name.lower(), exc_info=True)
             missing = isinstance(error.__context__, ModuleNotFoundError)
             status = control.Status.MISSING if missing else control.Status.ERROR

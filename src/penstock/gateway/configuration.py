@@ -2,8 +2,8 @@
 created.
 
 A file may take values from the environment and from secret files (``values.py``), include others (``include``) and
-give its entries defaults (``defaults``). Files of the reference are understood: ``native`` is the loader where none is
-named, ``outprocess`` is ``process``, keys may be dotted.
+give its entries defaults (``defaults``). Files of Azure IoT Edge v1 are understood: ``native`` is the loader
+where none is named, ``outprocess`` is ``process``, keys may be dotted.
 
 A syntax error names the file and the line; anything else names the path of the value, as in ``modules[2].loader.name``.
 All functions are pure but ``read``; any thread may call them.
@@ -37,7 +37,7 @@ from penstock.quantities import check_duration, check_size
 MAX_VALUES = 1_000_000  # of a YAML file, its aliases filled in
 MAX_FILE_BYTES = 16 << 20
 MAX_INCLUDES = 8
-ABSENT = {"java": "Java", "node": "Node.js", "dotnet": ".NET"}  # loaders of the reference that do not exist here
+ABSENT = {"java": "Java", "node": "Node.js", "dotnet": ".NET"}  # loaders of Azure IoT Edge v1 that do not exist here
 KINDS = ("python", "process", "native")
 TOP_KEYS = ("modules", "links", "loaders", "$schema")  # ``include`` and ``defaults`` have been resolved before
 MODULE_KEYS = ("name", "loader", "args", "queue", "restart", "stuck_after_s")
@@ -304,7 +304,7 @@ def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
     loader.only("name", "entrypoint")
     loader.need("entrypoint")
     entrypoint = loader["entrypoint"]
-    kind = "native"  # as in files of the reference
+    kind = "native"  # as in files of Azure IoT Edge v1
     if "name" not in loader:
         _refuse_python(loader)
     else:
@@ -356,7 +356,7 @@ def _supervision(place: Place) -> tuple[QueueOptions, Restart | None, float | No
 
 
 def _outprocess(loader: Place) -> tuple[Place, Place]:
-    """The reference's ``outprocess`` with its dotted keys, as ``process``."""
+    """The ``outprocess`` of Azure IoT Edge v1 with its dotted keys, as ``process``."""
     given = loader["entrypoint"]
     given.only("activation.type", "control.id", "message.id", "timeout", "launch")
     given.need("activation.type", "control.id")

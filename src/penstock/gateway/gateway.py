@@ -480,7 +480,9 @@ class Gateway:
         return order.wait(ending.over_by)
 
     def _put(self, entry: ModuleEntry, made: Recipe | None = None) -> None:
-        """Replace a module that was halted by another one: same name, queue and links. It is started later."""
+        """Put a new module in the place of one that ``_halt`` has stopped: same name, queue and links. It is started
+        later.
+        """
         old = self._find(entry.name)
         new = Kept(made or recipe(entry, self._loaders), entry.restart, entry.stuck_after_s, entry)
         worker = self.broker.worker_of(old.module)

@@ -234,7 +234,7 @@ def published_values(module: Any) -> Reader:
 
 
 class PublishedValues:
-    """The same for the current module of a worker, which may be replaced while its links stay."""
+    """As ``published_values``, for the current module of a worker, which may be replaced while its links stay."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker

@@ -23,7 +23,7 @@ _TOPICS = re.compile(r"(?:(?:\+|[^+#\0/]*)/)*(?:#|\+|[^+#\0/]+|(?<=/))")
 
 
 def checked(args: Any, **more: Any) -> dict[str, Any]:
-    """``args`` over the defaults, ``more`` being those of one module."""
+    """The defaults (COMMON, and ``more`` for one module), overridden by ``args``."""
     given = options(args, **COMMON, **more)
     if not 1 <= given["port"] <= 65535 or not given["host"]:
         raise ValueError("host must not be empty, and port must be 1 to 65535")

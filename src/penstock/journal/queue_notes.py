@@ -136,7 +136,8 @@ class QueueState:
                 if kind == SETTINGS:
                     self.settings = _decode_settings(note)
                 elif not self.places.apply(note):
-                    raise CorruptionError(f"the places of queue {self.name!r} cannot be read")
+                    text = f"the record of what queue {self.name!r} has delivered and acknowledged cannot be read"
+                    raise CorruptionError(text)
                 continue
             kind, first, second = OLD_NOTE.unpack_from(data, at)
             self.deleted = self.deleted or kind == DELETED

@@ -34,7 +34,7 @@ def handle_record(look: Look) -> dict[str, Any]:
 
 
 def state_record(state: State, chosen: str = "") -> dict[str, Any]:
-    """The whole state of one look; if a node is ``chosen``, the graph shows only that node and its neighbours."""
+    """The whole state at one reading; if a node is ``chosen``, the graph shows only that node and its neighbours."""
     programs = {look.block.pid: look.block.program for look in state.looks}  # has a name for code in the line, too
     processes = [
         {"pid": p.pid, "program": p.program or programs.get(p.pid, ""), "command": p.command,

@@ -280,7 +280,7 @@ class Recorder:
         self._end(source, error)
 
     def _drain(self, tape: Tape) -> None:
-        """What was published before the stop; with a publisher that goes on there would always be one more."""
+        """Record what was published before the stop; with a publisher that goes on, this would never end otherwise."""
         left = self._open() if self.recording else []
         for source in left:
             source.feed.drain()

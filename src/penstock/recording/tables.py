@@ -95,7 +95,7 @@ class Described:
 
 
 class Columns:
-    """The columns of one topic, those of every version of its type, and the rows that a message gives them."""
+    """The columns of one topic, over all versions of its type, and the rows that each message adds."""
 
     def __init__(self, versions: Versions, parts: Mapping[Journal, int]) -> None:
         self._versions = versions

@@ -94,7 +94,7 @@ def configuration(
 
 
 def _quoted(text: str) -> str:
-    """A string of a configuration file, which knows no ``\\u00f6``."""
+    """A string for a NATS configuration file, which does not understand ``\\u00f6``."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -192,7 +192,7 @@ class Follower:
         CorruptionError: the stream has lost something, which its broker may restore; ``close``, then try again.
         """
         before = self.applied
-        if self._writer is None:  # the stream had to be read again, and did not answer
+        if self._writer is None:  # closed by a failure of the stream or of this disk: read the stream again
             self._follow_anew()
             return 1
         bounds = self.blocks.bounds()

@@ -99,7 +99,7 @@ class Blocks(Protocol):
 
     @property
     def max_bytes(self) -> int:
-        """The longest block; it belongs to the connection, and may be another one after a failure. ConnectionError."""
+        """Bytes of the longest block that the connected server takes; may change at a reconnect. ConnectionError."""
 
     def make(self) -> None:
         """Make the store if it is not there yet; before the first block."""

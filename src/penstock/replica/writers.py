@@ -1,6 +1,6 @@
 """Writers: which writers of the stream have run on this directory, one line each in a file there. A stream that has
-lost its last blocks does not say who wrote them. A directory may restore blocks only if nobody has written to the
-stream after its own broker, as far as that can be known.
+lost its last blocks does not say who wrote them. A directory may restore blocks only if, as far as this file tells, no
+broker of another directory has written since.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def _publishing(publish: Callable[..., int | None], codec: Codec[Any]) -> Callab
             check_encoded(codec, encoded)
             raise
 
-    publish_value.__qualname__ = publish_value.__name__ = "publish"  # as errors name it
+    publish_value.__qualname__ = publish_value.__name__ = "publish"  # Python's errors about its arguments name it
     return publish_value
 
 

@@ -98,9 +98,9 @@ def decode(message: Any) -> Image:
     try:
         dtype = numpy.dtype(kind.rstrip(b"\0").decode("ascii"))
     except (TypeError, SyntaxError):  # what numpy raises depends on the text
-        raise ValueError(f"an image has numbers, not {kind!r}") from None
+        raise ValueError(f"the items of an image must be numbers, not {kind!r}") from None
     if dtype.kind not in "biufc":
-        raise ValueError(f"an image has numbers, not {dtype}")
+        raise ValueError(f"the items of an image must be numbers, not {dtype}")
     shape = sizes[:dimensions]
     count = math.prod(shape)
     if count * dtype.itemsize != size - TRAILER.size:

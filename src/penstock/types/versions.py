@@ -129,7 +129,7 @@ class Versions:
         self.takes_null = any(one.takes_null for one in newest_first)
 
     def read(self, message: Any, place: Place | None = None) -> Any:
-        """The whole value; ``ValueError`` where the message is of no version, or no column could hold it."""
+        """Decode the message; ``ValueError`` if it matches no version of the schema or if its value fits no column."""
         version, value = self._read(message, place)
         if len(self._versions) == 1:  # with several versions, the choice has checked it already
             version.check(value)

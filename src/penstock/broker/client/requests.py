@@ -142,7 +142,7 @@ class Requests(ABC):
         return self._finish(self._dialogue.ask(f"SCHEMA {words.check_topic(topic)}", convert=schema_answer))
 
     def declare_schema(self, topic: str, version: int, text: str) -> Any:
-        """Declare their schema from now on, as the version after the newest; refused if that version exists already."""
+        """Declare the schema of the topic. ``version`` must be one more than the newest; otherwise it is refused."""
         encoded = base64.b64encode(text.encode()).decode()
         line = f"SCHEMA {words.check_topic(topic)} {version} {encoded}"
         return self._finish(self._dialogue.ask(line, convert=_nothing, most_bytes=MAX_LINE_BYTES - 2))
