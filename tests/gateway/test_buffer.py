@@ -13,7 +13,9 @@ from typing import Any, cast
 
 import pytest
 
+import penstock
 from penstock._core import counters_read
+from penstock.broker import Server
 from penstock.cli.run import _count_kept, _row
 from penstock.cli.service import state
 from penstock.gateway import (
@@ -496,3 +498,21 @@ def test_a_buffer_is_checked_in_python_by_the_rules_of_files(
         gateway.add_link("a", "b", buffer=place.format(store) if isinstance(place, str) else place)
     assert not store.exists()
     assert gateway.links() == []
+
+
+@pytest.mark.parametrize("query", ["?queue=q", ""], ids=["queue", "consumer"])
+def test_a_buffer_stores_what_an_address_brings(tmp_path: Path, query: str) -> None:
+    """Its module is called after the link, and so after the address, but is none itself."""
+    with Server(tmp_path / "broker", 0).start() as server, Gateway() as gateway:
+        source = f"broker://127.0.0.1:{server.port}/cars.*{query}"
+        gateway.add_module("log", Collector)
+        gateway.add_link(source, "log", buffer=f"journal:{tmp_path / 'store'}")
+        gateway.start()
+        with penstock.publisher(f"broker://127.0.0.1:{server.port}/cars.1") as publisher:
+            for number in range(10):
+                publisher.publish(b"%d" % number)
+        sink = gateway.module("log")
+        eventually(lambda: len(sink.got) == 10)
+        assert sink.got == [b"%d" % number for number in range(10)]
+        gateway.remove_link(source, "log")
+        assert [info.name for info in gateway.modules()] == ["log"]

@@ -737,19 +737,23 @@ def test_with_tls_nothing_is_sent_to_a_server_that_has_none() -> None:
     assert not heard
 
 
-@pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
-def test_what_is_no_server_of_nats_is_told_at_once(greeting: bytes) -> None:
+@pytest.mark.parametrize(("greeting", "text"), [
+    (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not greet as one"),
+    (b"", "does not greet as one"),
+    (b"INFO {" + b"x" * (1 << 22), "no NATS server answers at 127.0.0.1:.*: its greeting"),
+], ids=["another", "silent", "endless"])  # fmt: skip
+def test_what_is_no_server_of_nats_is_told_at_once(greeting: bytes, text: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    with listener.accept()[0] as connection:
+                    with listener.accept()[0] as connection, contextlib.suppress(ConnectionError):
                         connection.sendall(greeting)
 
         thread = threading.Thread(target=greet)
         thread.start()
-        with pytest.raises(ConnectionError, match="does not greet as one"):
+        with pytest.raises(ConnectionError, match=text):
             penstock.publisher(f"nats://127.0.0.1:{listener.getsockname()[1]}/a", timeout=1000 * LONG)
         listener.shutdown(socket.SHUT_RDWR)
     thread.join(LONG)

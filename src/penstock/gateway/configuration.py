@@ -39,6 +39,7 @@ MAX_FILE_BYTES = 16 << 20
 MAX_INCLUDES = 8
 ABSENT = {"java": "Java", "node": "Node.js", "dotnet": ".NET"}  # loaders of Azure IoT Edge v1 that do not exist here
 KINDS = ("python", "process", "native")
+BUFFER = " (buffer)"  # the end of the name of a buffer's module
 TOP_KEYS = ("modules", "links", "loaders", "$schema")  # ``include`` and ``defaults`` have been resolved before
 MODULE_KEYS = ("name", "loader", "args", "queue", "restart", "stuck_after_s")
 BUFFER_OPTIONS = {"retain_bytes": check_size, "retain_age_s": check_duration}
@@ -111,8 +112,10 @@ class Configuration:
 
 
 def is_address(end: str) -> bool:
-    """Whether a link's end is an address; without a known scheme it is the name of a module."""
-    return end.partition(":")[0] in address.ROOMS and ":" in end
+    """Whether a link's end is an address; without a known scheme it is the name of a module. The module of a buffer is
+    called after its link, and so perhaps after the address at which that begins.
+    """
+    return end.partition(":")[0] in address.ROOMS and ":" in end and not end.endswith(BUFFER)
 
 
 def missing_end(end: str, modules: Iterable[str]) -> str:

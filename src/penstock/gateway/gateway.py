@@ -25,7 +25,7 @@ from penstock.errors import InvalidArgument, RefusedError, StateError, nearest
 from penstock.gateway import configuration as configurations
 from penstock.gateway.broker import Ending, ModuleBroker, ModuleInfo, emptying, sleep_until_done
 from penstock.gateway.buffer import Buffer
-from penstock.gateway.configuration import Configuration, LoaderEntry, ModuleEntry, QueueOptions, is_address
+from penstock.gateway.configuration import BUFFER, Configuration, LoaderEntry, ModuleEntry, QueueOptions, is_address
 from penstock.gateway.endpoint import Endpoint
 from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, ModuleError, reason_of
 from penstock.gateway.events import Callback, Event, Events
@@ -639,7 +639,7 @@ class Gateway:
             if link.ends in self._buffered:
                 raise AddLinkError(f"link {link} is there already")
         self._check_types(link)
-        name = f"{link} (buffer)"
+        name = f"{link}{BUFFER}"
         build = functools.partial(Buffer, str(link.buffer), str(link))
         kept = Kept(Recipe(name, build, None), None, None)
         self._add(kept, QueueOptions(), passes_stars=False, start=False)

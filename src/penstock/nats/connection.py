@@ -152,7 +152,10 @@ def _client_of(access: Access) -> Any:
         was_connected = False  # nats-py's own state says the same at the first connection and at those that follow
 
         async def connect(self, *arguments: Any, **options: Any) -> None:
-            await super().connect(*arguments, **options)
+            try:
+                await super().connect(*arguments, **options)
+            except ValueError as error:  # asyncio's, of a line without an end
+                raise error if isinstance(error, PenstockError) else ConnectionError(f"its greeting: {error}") from None
             self.was_connected = True
 
         def _connect_command(self) -> bytes:
