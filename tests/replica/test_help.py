@@ -79,7 +79,7 @@ def test_a_server_without_jetstream_is_told(serve_nats: Any) -> None:
 
 
 def test_how_many_nodes_answer_is_told(serve_nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.replica.stream.CONNECT_S", LONG)
+    monkeypatch.setattr("penstock.replica.stream.REACH_S", LONG)
     target = Target.parse(serve_nats(""))
     away = ("127.0.0.1", 1)
     assert JetStream(target).reach() == "1 of 1 node answers"

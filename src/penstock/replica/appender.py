@@ -153,6 +153,8 @@ class Appender:
         except (WrongLastError, UnansweredError, ConnectionError, StreamError) as error:
             self.unknown += 1
             problem: Exception = error
+        if not isinstance(problem, WrongLastError):
+            self._outage.note(problem)  # before the block is looked for, which may take as long
         try:
             stored = self._stored(block, at, begun, isinstance(problem, WrongLastError))
             if stored is not None:

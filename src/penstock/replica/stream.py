@@ -25,7 +25,6 @@ from penstock.errors import InvalidArgument, PenstockError
 from penstock.nats_credentials import read_credentials
 from penstock.printable import command
 from penstock.replica.client import (
-    CONNECT_S,
     LEAST_MESSAGE_BYTES,
     NO_RESPONDERS,
     PORT,
@@ -41,6 +40,7 @@ log = logging.getLogger("penstock.replica")
 T = TypeVar("T")
 ANSWER_S = 2.0
 TELL_S = 10.0
+REACH_S = 1.0  # how long to wait for the greetings of servers, to say how many answer
 PATIENCE_S = 30.0  # how long to try to read blocks that are needed to go on
 PAUSE_S = 0.1
 BATCH_BLOCKS, BATCH_BYTES = 256, 8 << 20
@@ -535,13 +535,13 @@ class JetStream:
         self._ask(f"STREAM.PURGE.{self.target.stream}", {"seq": below})
 
     def reach(self) -> str:
-        """Asks each of the address for its greeting, all at the same time: one that is stopped takes ``CONNECT_S``."""
+        """Asks each of the address for its greeting, all at the same time: one that is stopped takes ``REACH_S``."""
         servers = self.target.servers
         here: list[tuple[str, int]] = []
 
         def ask(server: tuple[str, int]) -> None:
             with contextlib.suppress(OSError, PenstockError):
-                Connection(server, self.target.access, CONNECT_S).close()
+                Connection(server, self.target.access, REACH_S).close()
                 here.append(server)
 
         asking = [threading.Thread(target=ask, args=(server,), daemon=True) for server in servers]
