@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 
 import msgpack
@@ -33,6 +34,20 @@ def test_json_with_schema(spark):
         assert (got[index][0] is None and "JSON" in got[index][1]) or "UTF-8" in got[index][1]
     assert got[4] == (None, "payload is null")
     assert got[6][0] is not None and got[6][1] is None
+
+
+@pytest.mark.parametrize(("kind", "least", "greatest"), [("tinyint", -128, 127), ("smallint", -(2**15), 2**15 - 1)])
+@pytest.mark.parametrize("shape", ["{}", "array<{}>", "struct<x:{}>"])
+def test_a_number_of_json_that_does_not_fit_its_column_is_corrupt(spark, shape, kind, least, greatest):
+    values = [least, greatest, greatest + 1, 2 * greatest + 1, least - 1, None]
+    given = {"{}": lambda n: n, "array<{}>": lambda n: [n, 0], "struct<x:{}>": lambda n: {"x": n}}[shape]
+    frame = spark.createDataFrame([(json.dumps({"v": given(value)}).encode(),) for value in values], "payload binary")
+    rows = decode.json(frame, f"v {shape.format(kind)}").collect()
+    fits = [value is None or least <= value <= greatest for value in values]
+    assert [row["_corrupt"] is None for row in rows] == fits
+    found = [row["value"].asDict(recursive=True)["v"] for row, good in zip(rows, fits, strict=True) if good]
+    assert found == [given(least), given(greatest), given(None)]
+    assert all(row["value"] is None for row, good in zip(rows, fits, strict=True) if not good)
 
 
 def test_json_to_variant(spark):

@@ -16,6 +16,7 @@ A ``Directory`` is used by one thread at a time. docs/formats.md, "Journal", has
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 import os
@@ -383,7 +384,8 @@ class Directory:
     def _columns(
         self, start: int, stop: int, most: int, most_bytes: int, patterns: list[str] | None, wanted: frozenset[str]
     ) -> tuple[dict[str, Any], Sequence[str], int, int]:
-        for segment in self.segments:
+        at = bisect.bisect_right(self.segments, start, key=lambda segment: segment.first)
+        for segment in self.segments[max(0, at - 1) :]:
             begin, end = max(start, segment.first), min(stop, self.frontier)
             if patterns is None and not segment.gaps:
                 end = min(end, begin + most)  # no more are returned, so their entries need not be read

@@ -42,10 +42,14 @@ def json(
         bad = F.when(~F.is_valid_utf8(text), "not UTF-8").when(decoded.isNull(), "not JSON")
         return _attach(frame, column, decoded, bad, into)
     fields = _struct_type(schema).add("_record", "string")
-    decoded = F.from_json(text, fields, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_record"})
-    bad = F.when(~F.is_valid_utf8(text), "not UTF-8").when(
-        decoded.isNull() | decoded["_record"].isNotNull(), "not JSON of the schema"
-    )
+    wide = _without_bytes(fields)
+    decoded = F.from_json(text, wide, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_record"})
+    wrong = decoded.isNull() | decoded["_record"].isNotNull()
+    if wide != fields:  # Spark itself reads 128 to 255 into a tinyint as negative numbers
+        narrow = decoded.try_cast(fields)
+        wrong |= ~narrow.cast(wide).eqNullSafe(decoded)
+        decoded = narrow
+    bad = F.when(~F.is_valid_utf8(text), "not UTF-8").when(wrong, "not JSON of the schema")
     return _attach(frame, column, decoded.dropFields("_record"), bad, into)
 
 
@@ -188,3 +192,15 @@ def _scalar_type(dtype: numpy.dtype[Any]) -> DataType:
     from pyspark.sql.pandas.types import from_arrow_type
 
     return from_arrow_type(payload.widened(dtype))
+
+
+def _without_bytes(kind: Any) -> Any:
+    """The type with ``smallint`` for ``tinyint``, but within maps, which cannot be compared."""
+    from pyspark.sql.types import ArrayType, ByteType, ShortType, StructField, StructType
+
+    if isinstance(kind, StructType):
+        fields = [StructField(field.name, _without_bytes(field.dataType), field.nullable) for field in kind.fields]
+        return StructType(fields)
+    if isinstance(kind, ArrayType):
+        return ArrayType(_without_bytes(kind.elementType), kind.containsNull)
+    return ShortType() if isinstance(kind, ByteType) else kind
