@@ -686,6 +686,23 @@ def test_what_a_sink_of_the_map_cannot_hold_is_told_too() -> None:
         assert viewer.receive(LONG).metadata == b"12345678"
 
 
+@pytest.mark.parametrize("size", [0, 8])
+def test_a_channel_with_less_room_for_metadata_is_told_to_refuse(size: int) -> None:
+    here, there = f"/here-{time.time_ns()}", f"/there-{time.time_ns()}"
+    with (
+        shm.Publisher(here, metadata_size=24) as source,
+        shm.Publisher(there, metadata_size=size),
+        Bridge(f"shm:{here}", f"shm:{there}") as bridge,
+    ):
+        assert bridge.not_held == ["metadata"]
+        assert bridge.losses == [
+            f"shm:{there} has less room for metadata than messages bring: they are refused and counted"
+        ]
+        source.publish(b"x")
+        bridge.run(1)
+        assert bridge.ledger.dropped == {"refused": 1}
+
+
 def test_virtual_channels_that_become_one_are_told() -> None:
     here = f"/here-{time.time_ns()}"
     with shm.Publisher(f"{here}/1", mux=here, vchan_id=1):

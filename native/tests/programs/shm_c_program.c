@@ -189,6 +189,16 @@ static void virtual_channels(const char *mux) {
     CHECK(penstock_shm_read(subscriber, 0, &message) == 1 && *(const char *)message.data == '2' && message.ordinal == 1);
     CHECK(penstock_shm_release(subscriber, &message) == 0);
     CHECK(penstock_shm_read(subscriber, 0, &message) == 0);
+
+    // What its neighbour has overwritten is told by the next read, though no message of its own follows.
+    uint64_t lost = 0;
+    CHECK(penstock_shm_on_dropped(subscriber, count_drops, &lost) == 0);
+    for (int i = 0; i < 3; ++i) CHECK(penstock_shm_publish_copy(two, "2", 1, 0, NULL) == 0);
+    for (int i = 0; i < 1000; ++i) CHECK(penstock_shm_publish_copy(one, "1", 1, 0, NULL) == 0);
+    CHECK(penstock_shm_read(subscriber, 0, &message) == 0 && lost == 3 && penstock_shm_dropped(subscriber) == 3);
+    CHECK(penstock_shm_publish_copy(two, "2", 1, 0, NULL) == 0);
+    CHECK(penstock_shm_read(subscriber, 0, &message) == 1 && message.ordinal == 5 && lost == 3);
+    CHECK(penstock_shm_release(subscriber, &message) == 0);
     penstock_shm_subscriber_close(subscriber);
     penstock_shm_publisher_close(one);
     penstock_shm_publisher_close(two);

@@ -250,13 +250,22 @@ class Bridge:
         for said in self._in_words(new):
             logger.warning("%r: %s", self, said)
 
+    def _refuses_metadata(self, place: str) -> bool:
+        """Whether messages with more metadata than it holds do not pass: a channel in shared memory without a log."""
+        parts = addresses.parse(place)
+        return parts.scheme == "shm" and "durable" not in {
+            *parts.options, *(self._open_options[1] if place == self.sink else ())
+        }  # fmt: skip
+
     def _in_words(self, lost: dict[str, list[str]]) -> list[str]:
-        fields = {place: [name for name in names if name != RETIREMENT] for place, names in lost.items()}
-        said = [
-            f"{place} cannot hold {' and '.join(names)} of messages: they end here"
-            for place, names in fields.items()
-            if names
-        ]
+        said = []
+        for place, names in lost.items():
+            refused = "metadata" in names and self._refuses_metadata(place)
+            ending = [name for name in names if name != RETIREMENT and not (name == "metadata" and refused)]
+            if ending:
+                said.append(f"{place} cannot hold {' and '.join(ending)} of messages: they end here")
+            if refused:
+                said.append(f"{place} has less room for metadata than messages bring: they are refused and counted")
         if RETIREMENT in lost.get(self.sink, ()):
             said.append(
                 f"retirement is not carried: publishers of {self.source} are told when this bridge has released a "

@@ -3,10 +3,10 @@
 args: ``host`` ("127.0.0.1"), ``port`` (8080; 0: a free one), ``path`` ("/": this path and all below it), ``token``
 (null; required off loopback: requests carry ``Authorization: Bearer TOKEN``), ``max_body_bytes`` (1048576),
 ``timeout_s`` (10.0: how long a sender may be silent), ``max_requests`` (64 at once), ``confirm`` ("published", or
-"handled": answer when all sinks linked at_least_once have handled the message, or 503 after ``timeout_s``, so that the
-sender tries again). Answers: 204 accepted, 400, 401, 404, 405 to other methods, 411, 413, 503. Properties: ``path``,
-``content-type``, and each header ``X-Property-NAME`` as NAME (except ``path`` and ``content-type``, which come from the
-request itself).
+"handled": answer when all sinks linked at_least_once have handled the message, or have given it up after
+``max_tries``; or 503 after ``timeout_s``, so that the sender tries again). Answers: 204 accepted, 400, 401, 404, 405 to
+other methods, 411, 413, 503. Properties: ``path``, ``content-type``, and each header ``X-Property-NAME`` as NAME
+(except ``path`` and ``content-type``, which come from the request itself).
 
 Example: {"name": "hook", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:HttpIn"}, "args":
 {"host": "0.0.0.0", "port": 8443, "path": "/hook", "token": "${file:hook.token}", "confirm": "handled"}}
