@@ -89,6 +89,12 @@ Pushed wait_for_room(SubscriberObject *self, Item item, double timeout) {
         if (self->closed || self->bus != bus) {
             result = Pushed::dropped;
             self->counters->drop(DropReason::closed);
+            // Only this thread's frame is sure to keep the bus: publish_to has none.
+            if (bus && frame_of(bus) && bus->closed && !bus->queued) {
+                raise_error("ClosedError", "bus %R was closed while subscriber %R was full; the message was dropped for it "
+                            "and counted", bus->name, self->name);
+                result = Pushed::failed;
+            }
             break;
         }
         if (self->writers.head == &writer && self->ring.size() < self->capacity) {

@@ -57,8 +57,9 @@ class DeathsFile {
 
     // Whether the record at that index is intact; a damaged or empty one gives number 0.
     bool read(std::uint32_t place, DeathRecord &record) const {
-        if (pread(descriptor_, &record, sizeof record, off_t(place) * death_bytes) != ssize_t(sizeof record))
-            record = DeathRecord();
+        ssize_t size = pread(descriptor_, &record, sizeof record, off_t(place) * death_bytes);
+        if (size != ssize_t(sizeof record)) record = DeathRecord();
+        if (size == 0) return true;  // the disk was full when the file was made
         bool whole = record.sum == sum_of(record) || is_empty(record);
         if (!whole) record = DeathRecord();
         keep_within(record);
@@ -232,6 +233,8 @@ Deaths read_deaths() {
         DeathsFile file(true);  // opened for writing, to find out whether that is possible
         found.path = file.path;
         found.problem = file.problem;
+        if (found.problem.empty() && !file.locked())
+            found.problem = "another process has held its lock for more than 20 ms; deaths that are found meanwhile are not recorded";
     }
     DeathsFile file(false);
     for (std::uint32_t i = 0; file.problem.empty() && i < most_deaths; ++i) {

@@ -244,7 +244,7 @@ PyObject *publisher_publish_many(PyObject *object, PyObject *const *arguments, P
     }
     PyObject *sequence = PySequence_Fast(argument, "publish_many() takes an iterable of bytes-like objects");
     if (sequence && !usable(self)) Py_CLEAR(sequence);
-    if (!sequence) return nullptr;
+    if (!sequence) return counted(0);
     for (; tried < PySequence_Fast_GET_SIZE(sequence); ++tried) {
         if (tried % 16 == 0) now_ns = realtime_ns();
         PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(sequence, tried));  // the list may change while we wait

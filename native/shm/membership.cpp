@@ -49,6 +49,8 @@ Membership::Membership(bool publisher, const Options &given) : options(given), i
     if (given.type.size() > max_type_bytes)
         throw Error(Fault::invalid, describe() + ": the type's name is longer than " + std::to_string(max_type_bytes) +
                                         " bytes");
+    if (given.type.find('\0') != std::string::npos)
+        throw Error(Fault::invalid, describe() + ": the type's name contains a null character");
     if (given.metadata_size != not_given && given.metadata_size > max_metadata_bytes)
         throw Error(Fault::invalid, describe() + ": metadata_size=" + std::to_string(given.metadata_size) +
                                         " must be at most " + std::to_string(max_metadata_bytes));

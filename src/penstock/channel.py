@@ -91,13 +91,31 @@ def choose(kind: type[Choice], value: str | Choice, option: str) -> Choice:
 
 def check_timeout(timeout: float | None, option: str = "timeout") -> float | None:
     """``timeout`` in seconds; None waits for ever. Negative and not-a-number are refused by name."""
-    if timeout is None:
-        return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise TypeError(f"{option} must be seconds as a number or None, not {type(timeout).__name__}")
-    if not timeout >= 0:
-        raise InvalidArgument(f"{option}={timeout!r} must be 0 or more seconds, or None to wait for ever")
-    return float(timeout)
+    return None if timeout is None else _check_seconds(timeout, option, " or None", ", or None to wait for ever")
+
+
+@contextlib.contextmanager
+def telling_published(count: int) -> Iterator[None]:
+    """Inside, errors get the attribute ``published``: how many messages of a batch were published before them."""
+    try:
+        yield
+    except Exception as error:
+        if not hasattr(error, "published"):
+            error.published = count  # type: ignore[attr-defined]
+        raise
+
+
+def check_delay(delay: float, option: str = "delay") -> float:
+    """``delay`` in seconds, which cannot be None."""
+    return _check_seconds(delay, option, "", "")
+
+
+def _check_seconds(seconds: float, option: str, or_none: str, or_ever: str) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"{option} must be seconds as a number{or_none}, not {type(seconds).__name__}")
+    if not seconds >= 0:
+        raise InvalidArgument(f"{option}={seconds!r} must be 0 or more seconds{or_ever}")
+    return float(seconds)
 
 
 def check_flag(option: str, value: Any) -> None:
@@ -349,7 +367,7 @@ class Publisher(Handle, Generic[T]):
     def publish_many(self, batch: Iterable[Buffer | T], *, timeout: float | None = None) -> int:
         """Publish each of them, in order; gives how many were published.
 
-        A ``TimeoutError`` in the middle says in ``error.published`` how many went before it.
+        An error says in its attribute ``published`` how many went before it.
         """
 
     @abstractmethod
@@ -520,10 +538,10 @@ class Subscriber(Handle, Generic[T]):
     def _available_messages(self) -> Iterator[Message[T]]:
         """The messages that are there now, read one by one, without waiting."""
         for _ in range(self.ledger.in_flight):
-            message = self.read(0)
-            if message is None:
+            there = [self.read(0)]
+            if there[0] is None:
                 return
-            yield message
+            yield there.pop()  # type: ignore[misc]  # nothing here keeps it, so that one may be held at a time
 
     # --- functions that are called
 
@@ -554,6 +572,7 @@ class Subscriber(Handle, Generic[T]):
         there = self._available_messages()
         while (function := self._callback) is not None and (message := next(there, None)) is not None:
             self._call(function, message)
+            del message  # otherwise it would be held while the next one is read
             count += 1
         if (function is None or not count) and self.closed:
             raise ClosedError("this subscriber is closed")
@@ -646,10 +665,10 @@ class Subscriber(Handle, Generic[T]):
         """Messages as they come, until closed."""
         try:
             while True:
-                message = self.read(None)
-                if message is None:
+                there = [self.read(None)]
+                if there[0] is None:
                     return
-                yield message
+                yield there.pop()  # type: ignore[misc]  # nothing here keeps it: `del` in the loop releases it
         except ClosedError:
             if not self.closed:
                 raise
@@ -694,8 +713,8 @@ class Subscriber(Handle, Generic[T]):
     async def __aiter__(self) -> AsyncIterator[Message[T]]:
         """Messages as they come, until closed."""
         try:
-            while (message := await self.read_async(None)) is not None:
-                yield message
+            while (there := [await self.read_async(None)])[0] is not None:
+                yield there.pop()  # type: ignore[misc]  # nothing here keeps it: `del` in the loop releases it
         except ClosedError:
             if not self.closed:
                 raise

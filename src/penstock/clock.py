@@ -48,7 +48,7 @@ __all__ = [
 logger = logging.getLogger("penstock.bus")
 TELL_TURN_S = 3.0  # real seconds: a thread of a virtual clock that runs longer without waiting is reported
 MAX_TURN_S = 30.0  # real seconds after which it is given up
-MAX_NS = 2**63  # since 1970, in the year 2262: more does not fit into a message
+MAX_NS = 2**63  # since 1970, in the year 2262: more does not fit into a message (nor less than -MAX_NS, in 1677)
 MAX_FAILURES = 1000  # that a virtual clock remembers
 
 
@@ -165,12 +165,12 @@ class _Heap:
 
 
 class VirtualClock(_Heap):
-    """A clock that a test or a replay moves. It begins at ``start_ns`` (since 1970)."""
+    """A clock that a test or a replay moves. It begins at ``start_ns`` (since 1970; negative: before it)."""
 
     def __init__(self, start_ns: int = 0) -> None:
         super().__init__()
-        if not isinstance(start_ns, int) or not 0 <= start_ns < MAX_NS:
-            raise InvalidArgument(f"start_ns is a whole number of nanoseconds since 1970, below 2^63, not {start_ns!r}")
+        if not isinstance(start_ns, int) or not -MAX_NS <= start_ns < MAX_NS:
+            raise InvalidArgument(f"start_ns is a whole number of nanoseconds since 1970, of 64 bits, not {start_ns!r}")
         self._now = 0.0
         self._start_ns = start_ns
         self._time_ns = start_ns
@@ -205,11 +205,12 @@ class VirtualClock(_Heap):
             raise StateError("a replay moves this clock")
         fired = 0
         target = self._now + seconds
-        if self._start_ns + round(target * 1e9) >= MAX_NS:
+        if self._start_ns + target * 1e9 >= MAX_NS:  # as floats: too great a number is infinite
             raise InvalidArgument(f"seconds={seconds!r} is too far: a clock goes up to 2^63 nanoseconds since 1970")
         while self.fire_next(target):
             fired += 1
-        self._set(target, self._start_ns + round(target * 1e9))
+        # A timer may have advanced the clock further.
+        self._set(max(self._now, target), max(self._time_ns, self._start_ns + round(target * 1e9)))
         return fired
 
     def fire_next(self, until: float) -> bool:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from penstock import address as addresses
 from penstock._core import journal as native
 from penstock.carry import time_of
-from penstock.channel import Ledger, Publisher, Terms, check_timeout
+from penstock.channel import Ledger, Publisher, Terms, check_timeout, telling_published
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.history import Opened, kept_of
 from penstock.journal import presence
@@ -370,15 +370,18 @@ class DurablePublisher(Publisher):
         """Store each of them, in order; returns how many. ``timeout`` as in ``publish``."""
         self._check_usable()
         check_timeout(timeout)
-        items = batch if isinstance(batch, list | tuple) else list(batch)
-        self._check_usable()  # the iterable may have closed it, or taken so long that another thread has
-        if self._wait:
-            self.journal.append_many(self.topic, items)
-            self._flow.committed.set()
-            self._flow.await_passed_on(self._writer.committed_position - 1)
-        elif items:
-            _, last = self._writer.stage_buffers(self._topic_id, items)
-            self._flow.wake(last)
+        with telling_published(0):
+            items = batch if isinstance(batch, list | tuple) else list(batch)
+            self._check_usable()  # the iterable may have closed it, or taken so long that another thread has
+            if self._wait:
+                self.journal.append_many(self.topic, items)
+            elif items:
+                _, last = self._writer.stage_buffers(self._topic_id, items)
+                self._flow.wake(last)
+        with telling_published(len(items)):
+            if self._wait:
+                self._flow.committed.set()
+                self._flow.await_passed_on(self._writer.committed_position - 1)
         return len(items)
 
     def forward(self, batch: Batch | Sequence[Message]) -> int:

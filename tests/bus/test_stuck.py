@@ -133,6 +133,29 @@ def test_a_dropped_bus_ends_its_thread(used: bool) -> None:
     assert calls == [b"1"], "what was published is delivered first"
 
 
+def test_closing_a_direct_bus_ends_the_wait_of_a_publisher() -> None:
+    bus = Bus("direct", mode="direct")
+    queue = bus.subscribe(1, depth=1)
+    bus.publish(b"1", 1)
+    outcome: list[Any] = []
+
+    def publish() -> None:
+        try:
+            outcome.append(bus.publish(b"2", 1))
+        except ClosedError as error:
+            outcome.append(str(error))
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    until(lambda: queue.ledger.matched == 2, "it publishes")
+    bus.close()
+    thread.join(60)
+    assert outcome == [
+        f"bus 'direct' was closed while subscriber {queue.name!r} was full; the message was dropped for it and counted"
+    ]
+    assert queue.ledger.dropped == {"closed": 1}
+
+
 def test_closing_a_publisher_ends_its_wait() -> None:
     with Bus("house", mode="direct") as bus:
         stuck = bus.subscribe(1, depth=1)

@@ -8,6 +8,7 @@ import os
 import pydoc
 import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -96,6 +97,26 @@ def test_only_bytes_are_published(reach: Reach, bad: Any) -> None:
         publisher.publish_many([bad])
     publisher.publish(b"fine")
     assert read_all(subscriber, 1) == [b"fine"]
+
+
+def _messages_until(error: type[Exception]) -> Iterator[Any]:
+    yield b"1"
+    yield b"2"
+    if error is TypeError:
+        yield 3
+    raise error
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_an_error_in_the_middle_of_many_says_how_many_were_published(reach: Reach, error: type[Exception]) -> None:
+    """A journal publishes all or none, the others perhaps those before it: what is said is what arrives."""
+    publisher, subscriber = reach.pair()
+    with pytest.raises(error) as raised:
+        publisher.publish_many(_messages_until(error))
+    published = raised.value.published  # type: ignore[attr-defined]
+    publisher.publish(b"last")
+    expected = [b"1", b"2"][:published]
+    assert read_all(subscriber, len(expected) + 1) == [*expected, b"last"]
 
 
 def test_a_reader_measures_latency_and_a_publisher_measures_nothing(reach: Reach) -> None:

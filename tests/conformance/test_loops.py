@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 
 import penstock
 from tests.conformance.reaches import Reach
@@ -80,6 +81,28 @@ def test_an_asynchronous_loop_over_the_subscriber(reach: Reach) -> None:
         return got
 
     check(asyncio.run(asyncio.wait_for(read(), LONG)), thread)
+
+
+def test_loops_do_not_keep_the_message_that_they_gave(reach: Reach) -> None:
+    """So that a loop that drops its own name releases the message, where one may be held at a time for example."""
+    publisher, subscriber = reach.pair()
+
+    async def loop_of_async() -> None:
+        async for message in subscriber:
+            there = weakref.ref(message)
+            del message
+            assert there() is None
+            return
+
+    publisher.publish_many([b"x"] * 3)
+    for message in subscriber:
+        there = weakref.ref(message)
+        del message
+        assert there() is None
+        break
+    asyncio.run(loop_of_async())
+    given = [weakref.ref(message) for message in subscriber._available_messages()]
+    assert len(given) == 1 and given[0]() is None
 
 
 def test_a_message_of_a_batch_outlives_it(reach: Reach) -> None:

@@ -132,7 +132,7 @@ def test_a_journal_is_not_written_in_a_replay(tmp_path: Path) -> None:
 
 
 def test_what_is_no_time_is_refused_and_changes_nothing() -> None:
-    for start in ("x", 1.5, -1, 2**63, 2**70, None):
+    for start in ("x", 1.5, -(2**63) - 1, 2**63, 2**70, None):
         with pytest.raises(InvalidArgument, match="start_ns"):
             VirtualClock(start)  # type: ignore[arg-type]
     for wrong in (5, VirtualClock, None):
@@ -193,6 +193,29 @@ def test_a_thread_that_does_not_wait_is_given_up(monkeypatch: pytest.MonkeyPatch
     assert not ended.is_set()
     over.set()
     assert ended.wait(120)  # where it waits at last, it ends
+
+
+def test_a_clock_that_a_timer_advances_further_does_not_go_back() -> None:
+    virtual = VirtualClock(10)
+    seen = []
+    with using(virtual):
+        clock.call_later(1, lambda: virtual.advance(5))
+        clock.call_later(5.5, lambda: seen.append(clock.monotonic()))
+        virtual.advance(3)
+        assert (clock.monotonic(), clock.time_ns(), seen) == (6.0, 10 + 6 * 10**9, [5.5])
+
+
+def test_a_clock_may_begin_before_1970() -> None:
+    virtual = VirtualClock(-5 * 10**9)
+    with using(virtual):
+        virtual.advance(2)
+        assert clock.time_ns() == -3 * 10**9
+
+
+@pytest.mark.parametrize("seconds", [1e300, 1e10])
+def test_a_clock_ends_with_what_a_message_can_hold(seconds: float) -> None:
+    with pytest.raises(InvalidArgument, match="too far"):
+        VirtualClock().advance(seconds)
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])

@@ -88,6 +88,7 @@ class StagedRows(InMemory):
 
         super().__init__()
         staging = DirectoryStaging(self.place / "made", "batch")
+        staging.begin()
         columns = [["a", "b.c", "a"], [b"1", b"", b"3" * 40], [1, 2, None], [[("k", "v")], [], None], ["m1", None, ""], ["key", "", None]]
         batch = pyarrow.record_batch([pyarrow.array(one, kind) for one, kind in zip(columns, SHAPE.types, strict=True)], schema=SHAPE)
         self.name, _ = staging.write(0, 0, iter([batch, batch]))

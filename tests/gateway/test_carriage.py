@@ -68,6 +68,19 @@ def test_times_that_were_given_stay(gateway: Gateway, tmp_path: Path) -> None:
     assert abs(GatewayMessage(b"").timestamp_ns - time.time_ns()) < 3600 * 10**9
 
 
+def test_a_message_has_the_time_of_its_channel_with_properties_or_without(gateway: Gateway, tmp_path: Path) -> None:
+    address = address_of("shm", tmp_path)
+    with penstock.subscriber(address) as beside:
+        gateway.add_link("source", address)
+        gateway.add_link(address, "sink")
+        for content, properties in MESSAGES:
+            gateway.module("source").publish(content, properties)
+        sink = gateway.module("sink")
+        eventually(lambda: len(sink.got) == len(MESSAGES))
+        times = [message.timestamp_ns for message in beside.read_many(len(MESSAGES), 30)]
+        assert [message.timestamp_ns for message in sink.messages] == times
+
+
 def test_that_modules_do_not_see_metadata_is_told_once(
     gateway: Gateway, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -602,7 +602,7 @@ def test_a_reload_removes_a_module_that_hangs_and_not_one_that_is_only_slow(
     assert [line.name for line in gateway.module_list()] == ["a"]
     assert gateway.abandoned == ["hung"]
     assert worker.lost + worker.queue.ledger.lost == 3
-    assert gateway.destroy(LONG) is False
+    assert gateway.destroy(LONG), "it was lost and abandoned before"
 
 
 # ---- steps that would not run

@@ -183,6 +183,27 @@ def test_a_frame_that_does_not_decode_is_skipped(gateway: Gateway) -> None:
     eventually(gateway.module("echo").mark_sent())
 
 
+def test_a_mark_of_a_process_that_is_gone_writes_nowhere(gateway: Gateway) -> None:
+    """The numbers of its descriptors may belong to anything by then."""
+    add_echo(gateway)
+    gone = gateway.module("echo")
+    number = gone._wake_write
+    mark = gone.mark_sent()
+    gateway.remove_module("echo")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    if number not in (reading, writing):
+        os.dup2(writing, number)
+    try:
+        assert not mark()
+        with pytest.raises(BlockingIOError):
+            os.read(number if number == reading else reading, 1)
+    finally:
+        for each in {reading, writing, number}:
+            os.close(each)
+
+
 def test_removal_handles_everything_first(gateway: Gateway) -> None:
     sink = add_echo(gateway)
     say(gateway, *[b"%d" % n for n in range(500)])

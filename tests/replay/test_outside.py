@@ -173,6 +173,21 @@ def test_a_package_that_is_first_imported_in_a_replay(folder: Path, used: str) -
     assert f"({folder / 'program.py'}:{LINE}, in took): " in note
 
 
+@pytest.mark.parametrize("end", ["sys.exit(3)", "1 / 0", "pass"])
+def test_a_process_that_a_module_forks_does_not_go_on_with_the_replay(folder: Path, end: str) -> None:
+    """However it leaves the module: by sys.exit, by an error, by returning."""
+    (folder / "forking.py").write_text(
+        "import os, sys\nfrom pathlib import Path\nfrom penstock.gateway import Module\nclass It(Module):\n"
+        "    def receive(self, message):\n        child = os.fork()\n"
+        f"        if child == 0:\n            {end}\n"
+        "        else:\n            os.waitpid(child, 0)\n"
+        "        with (Path(__file__).parent / 'received').open('a') as file: file.write('it\\n')\n"
+    )
+    report = replayed(folder, gateway(folder, "forking:It"))
+    assert report.inputs == 3 and report.succeeded and "os.fork was used" in report.notes[0]
+    assert (folder / "received").read_text() == "it\n" * (6 if end == "pass" else 3)
+
+
 def test_several_lines_are_told_together(folder: Path) -> None:
     (note,) = program(folder, "\n    ".join(["time.time()"] * 7), BEFORE).notes
     assert note.startswith("time.time was used (") and note.count(f"program.py:{LINE}") == 1

@@ -133,6 +133,8 @@ class Server:
         self._epoll.register(self._listener, select.EPOLLIN)
         self._accepting = True
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Nobody may write to a descriptor's number after it was closed. A signal's function may wake too.
+        self._waking = threading.RLock()
         self._epoll.register(self._wake, select.EPOLLIN)
         self._stop = False
         self._reload = False
@@ -181,8 +183,9 @@ class Server:
 
     def wake(self) -> None:
         """Wake the loop, which then checks whether this broker still leads. Any thread."""
-        with contextlib.suppress(OSError, ValueError):  # closed already
-            os.eventfd_write(self._wake, 1)
+        with self._waking:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def cut_off(self) -> None:
         """Listen no more and end every connection, even while the loop waits for its store. Any thread."""
@@ -230,9 +233,10 @@ class Server:
         return not busy or time.monotonic() >= self._drain_until
 
     def _close(self) -> None:
-        if self._wake < 0:
-            return
-        wake, self._wake = self._wake, -1
+        with self._waking:
+            if self._wake < 0:
+                return
+            wake, self._wake = self._wake, -1
         self._stop_accepting()
         for connection in list(self.connections.values()):
             self._drop(connection)

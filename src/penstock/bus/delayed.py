@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import bus as _native
-from penstock.channel import check_timeout
+from penstock.channel import check_delay
 from penstock.clock import Clock, Timer, current
 from penstock.errors import ClosedError, InvalidArgument, PenstockError
 
@@ -86,7 +86,7 @@ class DelayedMessage:
 
     def start(self, delay: float) -> Caught:
         """Fire after ``delay`` seconds. A timer that runs already is not changed (``update`` does that)."""
-        self._check(delay)
+        check_delay(delay)
         with self._lock:
             caught = self.state
             if self._timer is None:
@@ -95,7 +95,7 @@ class DelayedMessage:
 
     def update(self, delay: float) -> Caught:
         """Abort, then start. Caught queued or handled, the message arrives twice (the first one ``cancelled``)."""
-        self._check(delay)
+        check_delay(delay)
         with self._lock:
             caught = self.abort()
             self._set(delay)
@@ -112,10 +112,6 @@ class DelayedMessage:
             if self._in_flight is not None:
                 self._message._mark(self._in_flight, True)
             return caught
-
-    def _check(self, delay: float) -> None:
-        if check_timeout(delay, "delay") is None:
-            raise TypeError("delay must be seconds as a number, not None")
 
     def _set(self, delay: float) -> None:
         self._generation += 1

@@ -108,7 +108,7 @@ def _print(death: Death) -> None:
     dead, finder = _process(death.pid, death.program), _process(death.found_by, death.found_by_program)
     print(f"{dead}, found dead at {_when(death.found_ns)} by {finder}")
     for member in death.members:
-        print(f"  {printable(_line(member))}")
+        print(f"  {printable(_line(member), keep='')}")
         if member.beginning:
             dots = "..." if member.last_size > len(member.beginning) else ""
             print(f"    {printable(member.beginning.decode(errors='backslashreplace'), keep='')}{dots}")
@@ -123,7 +123,7 @@ def _left_out(death: Death) -> str:
 
 
 def _process(pid: int, program: str) -> str:
-    return f"pid {pid}" + (f" ({printable(program)})" if program else "")
+    return f"pid {pid}" + (f" ({printable(program, keep='')})" if program else "")
 
 
 def _line(member: DeadMember) -> str:
@@ -152,7 +152,8 @@ def _shm_line(member: DeadMember) -> str:
         return f"published at {place}: {count}, {last}; reserved and never published: {member.held}"
     held = f"held {member.held}" + (f", the oldest of {_when(member.last_ns)}" if member.held else "")
     lost = f"; lost before: {member.dropped}" if member.dropped else ""  # overwritten before it could be read
-    return f"read from {place}: {count}, the last #{member.last_ordinal}; {held}; never read: {member.unread}{lost}"
+    last = f"the last #{member.last_ordinal}" if member.last_ordinal else "nothing"
+    return f"read from {place}: {count}, {last}; {held}; never read: {member.unread}{lost}"
 
 
 def _when(time_ns: int) -> str:

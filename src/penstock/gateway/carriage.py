@@ -53,16 +53,19 @@ def send(publisher: Publisher, messages: Sequence[GatewayMessage], bare: bool = 
 def arrived(message: Message) -> GatewayMessage:
     """A message of any channel as a gateway message, with its properties. The bytes are copied, so that a module that
     keeps the message does not hold a slot of the channel."""
-    head = memoryview(message)[:2]
-    if head == MAGIC:
+    content, properties = memoryview(message), message.properties
+    given = time_of(message)
+    if content[:2] == MAGIC:
         try:
-            return GatewayMessage.from_bytes(memoryview(message))
+            decoded = GatewayMessage.from_bytes(content)
+            if given is None:
+                return decoded
+            content, properties = decoded.content, decoded.properties  # the byte form has no time
         except ProtocolError:
             pass  # content that happens to begin like the byte form
-    given = time_of(message)
     if given is None:
-        return GatewayMessage(memoryview(message), message.properties)
-    return GatewayMessage(memoryview(message), message.properties, timestamp_ns=given)
+        return GatewayMessage(content, properties)
+    return GatewayMessage(content, properties, timestamp_ns=given)
 
 
 def framed(

@@ -220,8 +220,9 @@ class Gateway:
             kept = list(self._kept.values())
         ending = Ending.within(timeout)
         workers = self.broker.workers_at_end([one.module for one in kept if one.module is not None])
-        # The result is about the end only: losses from before do not count.
+        # The result is about the end only: losses and abandoned modules from before do not count.
         lost_before = sum(worker.lost_at_end for worker in workers)
+        abandoned_before = len(self.abandoned)
         joined = [self.broker.info_of(worker) for worker in workers]
         # A paused module would never drain.
         self._resume_all(kept)
@@ -252,7 +253,7 @@ class Gateway:
         if lost:
             what = "message was" if lost == 1 else "messages were"
             log.warning("%d %s not handled by the end: dropped and counted", lost, what)
-        self._all_handled = not self.abandoned and lost == 0
+        self._all_handled = len(self.abandoned) == abandoned_before and lost == 0
         if interrupted is not None:
             raise interrupted
         return self._all_handled

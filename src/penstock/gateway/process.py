@@ -189,6 +189,7 @@ class ProcessModule(Module):
             os.close(descriptor)
         self._connection.setblocking(False)
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._waking = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=f"{self.name} process", daemon=True)
         self._pumping = True
         self._thread.start()
@@ -396,8 +397,10 @@ class ProcessModule(Module):
         for handle in (self._publisher, self._subscriber, self._connection):
             handle.close()
         del self._publisher, self._subscriber, handle  # a reference to this module must not keep their descriptors open
-        for number in (self._wake_read, self._wake_write):
-            os.close(number)
+        with self._waking:
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_write = -1
 
     # ---- the process
 
@@ -647,5 +650,8 @@ class ProcessModule(Module):
             log.error("module %r: %s", self.name, error)
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self._wake_write, b"x")
+        # A mark of this process is asked also when the next process has taken its place: then the descriptor's number
+        # may be somebody else's.
+        with self._waking, contextlib.suppress(BlockingIOError):
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"x")

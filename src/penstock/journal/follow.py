@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 from penstock._core import Counters, Draft
 from penstock._core import journal as native
 from penstock.carry import time_of, total_bytes
-from penstock.channel import IdAndKey, Ledger, Publisher, Subscriber, Terms, check_subscribers, check_timeout
+from penstock.channel import (
+    IdAndKey,
+    Ledger,
+    Publisher,
+    Subscriber,
+    Terms,
+    check_subscribers,
+    check_timeout,
+    telling_published,
+)
 from penstock.errors import ClosedError, CorruptionError, InvalidArgument
 from penstock.journal import presence
 from penstock.journal.books import Books
@@ -315,13 +324,14 @@ class JournalPublisher(Publisher):
         """
         self._check_open()
         check_timeout(timeout)
-        items: Any = batch if hasattr(batch, "__getitem__") else list(batch)
-        if isinstance(properties, Mapping):
-            self._journal.append_many(self.topic, items, properties=properties)
-        elif properties is not None:
-            self._journal.commit(Entry(self.topic, data, one) for data, one in zip(items, properties, strict=True))
-        else:
-            self._journal.append_many(self.topic, items)
+        with telling_published(0):
+            items: Any = batch if hasattr(batch, "__getitem__") else list(batch)
+            if isinstance(properties, Mapping):
+                self._journal.append_many(self.topic, items, properties=properties)
+            elif properties is not None:
+                self._journal.commit(Entry(self.topic, data, one) for data, one in zip(items, properties, strict=True))
+            else:
+                self._journal.append_many(self.topic, items)
         self._books.count(len(items), total_bytes(items))
         return len(items)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import operator
 import os
 import re
 import socket
@@ -26,6 +27,7 @@ from penstock.throttle import Throttle
 
 log = logging.getLogger("penstock.nats")
 TIME_HEADER = "Penstock-Time-Ns"
+MAX_SUBJECT_BYTES = 3900  # servers end connections with lines above 4096 bytes (max_control_line)
 _TIME = re.compile(r"-?[0-9]{1,19}")
 MAX_HEADERS_BYTES = 64 << 10
 FLUSH_POLL_S = 0.02
@@ -111,6 +113,8 @@ def check_subject(subject: str, *, wildcards: bool) -> str:
     if not plain or (">" in tokens[:-1]) or (wild and not wildcards):
         allowed = "; '*' stands for one word, '>' at the end for the rest" if wildcards else ", without wildcards"
         raise InvalidArgument(f"{subject!r} is not a subject: words separated by dots{allowed}")
+    if (size := len(subject.encode())) > MAX_SUBJECT_BYTES:
+        raise InvalidArgument(f"the subject has {size} bytes, and a NATS server takes at most {MAX_SUBJECT_BYTES}")
     return subject
 
 
@@ -124,13 +128,19 @@ def headers_of(properties: Mapping[str, str] | None, timestamp_ns: int | None) -
             raise InvalidArgument(f"property {name!r} cannot be a header of NATS: ASCII without blanks and colons")
         if name.lower().startswith("nats-"):
             raise InvalidArgument(f"property {name!r}: headers that begin with Nats- are for the server")
+        if name.lower() == TIME_HEADER.lower():
+            raise InvalidArgument(f"property {name!r}: this header is for the message's time; give it as timestamp_ns=")
         if "\r" in value or "\n" in value or value != value.strip():
             raise InvalidArgument(
                 f"property {name!r} cannot be a header of NATS: {value!r} has line ends or outer blanks"
             )
         found[name] = value
     if timestamp_ns is not None:
-        found[TIME_HEADER] = str(timestamp_ns)
+        if isinstance(timestamp_ns, bool) or not hasattr(timestamp_ns, "__index__"):
+            raise TypeError(f"timestamp_ns must be an int, not {type(timestamp_ns).__name__}")
+        if not -(2**63) < (number := operator.index(timestamp_ns)) < 2**63:
+            raise InvalidArgument(f"timestamp_ns={number} must be nanoseconds since 1970, in 64 bits")
+        found[TIME_HEADER] = str(number)
     if sum(len(name) + len(value) for name, value in found.items()) > MAX_HEADERS_BYTES:
         raise InvalidArgument(f"the properties are longer than {MAX_HEADERS_BYTES} bytes")
     return found or None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from penstock import channel
 from penstock._core import Counters
 from penstock._core.broker import reserve
 from penstock.carry import time_of
-from penstock.channel import Ledger, check_subscribers, check_timeout
+from penstock.channel import Ledger, check_subscribers, check_timeout, telling_published
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, PenstockError, RefusedError
 from penstock.nats.connection import Access, Connection, check_subject, headers_of
 
@@ -66,7 +65,7 @@ class Publisher(channel.Publisher):
         timeout: float | None = None,
     ) -> int:
         """Publish each of them, in order; gives how many were published. Properties: of all, or of each."""
-        with _published(0):
+        with telling_published(0):
             items = [_bytes(item) for item in batch]
             each = repeat(properties) if properties is None or isinstance(properties, Mapping) else list(properties)
             if isinstance(each, list) and len(each) != len(items):
@@ -85,7 +84,7 @@ class Publisher(channel.Publisher):
         return reserve(self.publish, size, self)
 
     def _send(self, items: list[tuple[bytes, Headers]], timeout: float | None) -> int:
-        with _published(0):
+        with telling_published(0):
             self._check()
             most = self._connection.client.max_payload
             for data, headers in items:
@@ -98,7 +97,7 @@ class Publisher(channel.Publisher):
             self._counters.add("matched", len(part))
             self._counters.add("bytes", sum(len(data) for data, _ in part))
             try:
-                with _published(begin):
+                with telling_published(begin):
                     self._deliver(part, within)
             except BaseException as error:
                 self._counters.drop("refused" if isinstance(error, RefusedError) else "error", len(part))
@@ -190,16 +189,6 @@ class Publisher(channel.Publisher):
             self._connection.close()
             self._final = self.ledger
             self._counters.close()
-
-
-@contextlib.contextmanager
-def _published(count: int) -> Iterator[None]:
-    """A context whose errors tell how many messages were published before it."""
-    try:
-        yield
-    except Exception as error:
-        error.published = count  # type: ignore[attr-defined]
-        raise
 
 
 def _bytes(data: Any) -> bytes:

@@ -251,6 +251,8 @@ class Subscriber(channel.Subscriber):
             if about.num_delivered and about.num_delivered > 1:
                 self._counters.add("redelivered", 1)
         with self._lock:
+            if self._final is not None:  # closed, with its descriptor
+                return
             self._counters.add("matched", 1)
             if not self._jetstream and (len(self._waiting) >= MAX_WAITING or self._bytes > MAX_WAITING_BYTES):
                 self._counters.drop("overflow", 1)

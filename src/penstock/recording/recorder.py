@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import heapq
 import logging
+import os
 import select
 import socket
 import threading
@@ -154,7 +155,7 @@ class Recorder:
         feed = feed_of(address, subscriber, self._claim, self._give_back)
         lane = self._merge.lane(patient=feed.patient)
         source = Source(without_secrets(address), topic, subscriber, feed, lane)
-        source.counters = _core.Counters("journal", "publisher", f"{self.plan.directory}#{topic}")
+        source.counters = _core.Counters("journal", "publisher", f"{os.path.abspath(self.plan.directory)}#{topic}")
         self.sources.append(source)
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -59,7 +61,7 @@ def replay(
     ``on_end`` is called before the modules are stopped; None: they are not stopped. ``RefusedError`` if something was
     used that is not reproducible, even if a module caught that error; an interrupt ends it in the same way.
     """
-    began, count, first_ns = time.monotonic(), 0, times_ns[0]
+    began, count, first_ns, process = time.monotonic(), 0, times_ns[0], os.getpid()
     handled: Input | None = None
     place = kept()
     waiting: dict[str, int] = {}
@@ -74,7 +76,12 @@ def replay(
     ):
         # From here on only the replay may move the clock: a module that tries gets a RefusedError.
         clock.replayed = True
-        clock.check = check_interrupts
+
+        def check() -> None:
+            _check_process(process)
+            check_interrupts()
+
+        clock.check = check
         actor = target.actor(clock, on_published, on_left)
         clock.where = lambda: _where(actor.running, count, handled)
         try:
@@ -109,6 +116,7 @@ def replay(
             end.add_note(f"interrupted, by Ctrl-C or by a KeyboardInterrupt of a module ({clock.where()})")
             raise
         finally:
+            _check_process(process)
             actor.close()
         _check(clock)
         seconds = time.monotonic() - began
@@ -130,6 +138,15 @@ def _check(clock: VirtualClock) -> None:
     clock.check()
     if clock.refused is not None:
         raise clock.refused
+
+
+def _check_process(replaying: int) -> None:
+    """End a process that a module has forked when it leaves the module: it must not go on with the replay."""
+    if os.getpid() != replaying:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(1 if sys.exc_info()[1] is not None else 0)
 
 
 @contextlib.contextmanager

@@ -67,6 +67,8 @@ class Publisher(native.Publisher, channel.Publisher):
             raise InvalidArgument(f"channel {name!r}: a virtual channel shares its mux's slots and has no history")
         if vchan_id is not None and mux is None:
             raise InvalidArgument(f"channel {name!r}: vchan_id={vchan_id} needs mux=, the multiplexer that it is on")
+        if before and mux is not None:
+            raise InvalidArgument(f"channel {name!r}: a virtual channel begins with ordinal 1, so before={before} is refused")
         self.name = name
         self.mux = mux
         self.reliable = reliable = is_reliable(name, overflow, reliable)

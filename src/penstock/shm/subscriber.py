@@ -110,8 +110,8 @@ class Subscriber(native.Subscriber, channel.Subscriber):
 
     def _available_messages(self) -> Iterator[Message]:
         end = self._end()  # the ledger does not count what was there before this subscriber
-        while not self._passed(end) and (message := self.read(0)) is not None:
-            yield message
+        while not self._passed(end) and (there := [self.read(0)])[0] is not None:
+            yield there.pop()  # type: ignore[misc]  # nothing here keeps it
 
     def weak_reference(self, message: Message) -> WeakReference:
         """A reference that does not hold the slot."""

@@ -389,7 +389,9 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
     def _available_messages(self) -> Iterator[Message[T]]:
         for message in self.inner._available_messages():
             message._decoder = self._decoder
-            yield message  # type: ignore[misc]
+            there = [message]
+            del message
+            yield there.pop()  # type: ignore[misc]  # nothing here keeps it
 
     def _begin_wait(self) -> None:
         self.inner._begin_wait()

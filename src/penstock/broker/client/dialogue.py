@@ -42,6 +42,10 @@ class _TryAgain(ProtocolError):
     """The broker cannot serve this client now: try again with another connection."""
 
 
+class RenewalRefused(_TryAgain):
+    """After a reconnect the broker does not give this client its queue: another consumer has it, for example."""
+
+
 class NotABrokerError(ProtocolError):
     """Something else listens where one of several brokers should be: the others are tried."""
 
@@ -461,7 +465,7 @@ class Dialogue:
             if pending.data in self._renewed:
                 if not error.passing:
                     self.fail(error)
-                raise _TryAgain(f"the broker refused to renew the subscription: {text}")
+                raise RenewalRefused(f"the subscription was refused after the reconnect: {text}")
             pending.settle(error=error)
 
     def _refused(self, pending: Pending, error: words.Refusal) -> None:

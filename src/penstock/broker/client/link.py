@@ -16,7 +16,7 @@ import threading
 import time
 
 from penstock._core.broker import open_timer, set_timer
-from penstock.broker.client.dialogue import Dialogue, NotABrokerError
+from penstock.broker.client.dialogue import Dialogue, NotABrokerError, RenewalRefused
 from penstock.broker.hosts import NOBODY_LEADS_REMEDY, NOT_LISTENING_REMEDY, hosts_of, nobody_leads, settled
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
 from penstock.channel import check_timeout
@@ -88,6 +88,8 @@ class Link:
         self._failed_at = 0.0  # when an attempt to connect failed last
         self._poll = select.epoll()  # fileno() returns it: it stays the same over reconnects
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Nobody may write to a descriptor's number after it was closed. A signal's function may wake too.
+        self._waking = threading.RLock()
         self._woken = False
         self._poll.register(self._wake, select.EPOLLIN)
         self._timer, self._timer_at = open_timer(), 0.0
@@ -158,8 +160,9 @@ class Link:
     def _give_back(self) -> None:
         """Close the descriptors of a closed link once no thread sleeps on them."""
         if self.closed and not self._waiting and not self._poll.closed:
-            self._poll.close()
-            os.close(self._wake)
+            with self._waking:
+                self._poll.close()
+                os.close(self._wake)
             os.close(self._timer)
 
     def _set_timer(self) -> None:
@@ -206,11 +209,12 @@ class Link:
 
     def wake(self) -> None:
         """End a ``wait`` of another thread."""
-        if self._poll.closed:
-            return
-        self._woken = True
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake, 1)
+        with self._waking:
+            if self._poll.closed:
+                return
+            self._woken = True
+            with contextlib.suppress(OSError):
+                os.eventfd_write(self._wake, 1)
 
     # --- doing
 
@@ -435,6 +439,8 @@ class Link:
         self._error = error
         place = self._hosts[self._at]
         known, self._troubles[place] = self._troubles.get(place), error
+        if isinstance(error, RenewalRefused) and not isinstance(known, RenewalRefused):
+            log.warning("the broker at %s:%d: %s; trying again", *place, error)
         if isinstance(error, NotABrokerError) and not isinstance(known, NotABrokerError):
             log.warning("what listens at %s:%d is no broker: %s; the others of the group are tried", *place, error)
 

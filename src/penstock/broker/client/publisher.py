@@ -27,7 +27,7 @@ from penstock.broker.client.requests import encode_many, non_negative_int, publi
 from penstock.broker.hosts import settled
 from penstock.broker.ranges import encode_entry, encode_head
 from penstock.carry import time_of, total_bytes
-from penstock.channel import Deadline, Ledger, check_subscribers
+from penstock.channel import Deadline, Ledger, check_subscribers, telling_published
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.journal.layout import TIME_NOW
 
@@ -187,9 +187,10 @@ class Publisher(channel.Publisher):
     def _publish_all(
         self, batch: Iterable[Buffer], properties: Properties, deadline: Deadline, times: array[int] | None = None
     ) -> int:
-        items: Any = batch if hasattr(batch, "__len__") else list(batch)
-        if isinstance(properties, list) and len(properties) != len(items):
-            raise InvalidArgument(f"{len(items)} messages have {len(properties)} properties")
+        with telling_published(0):
+            items: Any = batch if hasattr(batch, "__len__") else list(batch)
+            if isinstance(properties, list) and len(properties) != len(items):
+                raise InvalidArgument(f"{len(items)} messages have {len(properties)} properties")
         own: list[Pending] = []
         with self._turn:
             self._check()
@@ -197,6 +198,9 @@ class Publisher(channel.Publisher):
                 self._send_all(items, properties, times, deadline, own)
             except TimeoutError as error:
                 self._take_back(own, error)
+                raise
+            except Exception as error:
+                error.published = sum(pending.messages - pending.refused for pending in own)  # type: ignore[attr-defined]
                 raise
         return len(items)
 

@@ -399,7 +399,7 @@ class Subscriber(channel.Subscriber):
         self._send(b"ACK %s%s" % (self.queue.encode(), words))
 
     def nack(self, message: Message | int, *, delay_s: float = 0.0) -> None:
-        """Return a message: it is redelivered, after ``delay_s`` if given."""
+        """Return a message: it is redelivered, after ``delay_s`` if given, or when the broker starts again."""
         position = _position(message)
         if self._mode is Ack.READ:
             raise StateError('with ack="read" a message is acknowledged when it is read; nack needs ack="manual"')
