@@ -291,7 +291,7 @@ PyObject *wrap(Header *header, PyObject *channel) {
         object->base.decoder = nullptr;
     }
     Message &message = object->base;
-    Envelope &envelope = message.envelope;  // what a kept one has already need not be written again
+    Envelope &envelope = message.envelope;  // fields that a reused object has already are not written again
     envelope.data = payload(header);
     envelope.size = header->size;
     envelope.ordinal = header->ordinal;

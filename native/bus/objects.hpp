@@ -203,7 +203,7 @@ void forget_sleepers(SubscriberObject *subscriber);  // in a forked child
 // false, with it set. `call`: the handler is held by the caller.
 bool call(SubscriberObject *subscriber, PyObject *handler, PyObject *message);
 bool call_handler(SubscriberObject *subscriber, PyObject *message);
-// 1 matches, 0 does not, -1 raised (told and counted).
+// 1: the message matches; 0: it does not; -1: the predicate raised, which was reported and counted.
 int ask_predicate(SubscriberObject *subscriber, PyObject *message);
 
 // ---- the bus (dispatch.cpp; its Python type: bindings_bus.cpp)
@@ -337,7 +337,7 @@ class Publishing {
     Publishing(const Publishing &) = delete;
     Publishing &operator=(const Publishing &) = delete;
     static bool ended() noexcept;         // whether the one of this thread was closed
-    static Deadline deadline() noexcept;  // until when the one of this thread may wait
+    static Deadline deadline() noexcept;  // the deadline of the publish that is running in this thread
 
    private:
     PublisherObject *publisher_;

@@ -331,7 +331,8 @@ bool Reader::open_segment(std::uint64_t first, std::uint64_t next, Segment &segm
     // the number of entries is not known
     if (gaps && !segment.seal.end) return rebuild(first, next, segment, view, problem);
     const std::uint64_t count = gaps ? segment.seal.messages : end - first;
-    if (count > most_entries) return rebuild(first, next, segment, view, problem);  // of a seal or a frontier that lies
+    // more than a segment can hold: the seal or the frontier is damaged
+    if (count > most_entries) return rebuild(first, next, segment, view, problem);
     const std::uint64_t expected = count * sizeof(IndexEntry);
     if (!segment.index || segment.index->bytes() < expected) {
         segment.index = Mapping::open(held_, name_of(first, segment.revision, "index"), active ? expected * 2 + (1 << 24) : 0);

@@ -72,7 +72,7 @@ class Scanner {
         if (!open) group_.reset();
     }
 
-    // A header can claim what follows it as its own, and so can a thousand others: what failed checks cost is bounded by the
+    // A damaged header may claim any length, and so may a thousand others, so the bytes checked in vain are bounded by the
     // size of the log. After that no batch is looked for any more, and every record stands for itself (salvage).
     bool patient() const { return failed_bytes_ <= 4 * size_; }
 

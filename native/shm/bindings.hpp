@@ -12,7 +12,7 @@
 
 namespace penstock::shm {
 
-// Sets the Python error that tells it; null, for `return raise(error)`.
+// Sets the Python exception that describes this error. Returns null, so that callers can write `return raise(error)`.
 PyObject *raise(const Error &error);
 PyObject *raise_current();  // of the exception being handled
 

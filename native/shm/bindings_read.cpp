@@ -147,7 +147,7 @@ Found gather(SubscriberObject *self, Subscriber *handle, std::size_t most, std::
     return found;
 }
 
-// What was read, as a batch; a function that is told of drops may raise, and then the next read has it.
+// Makes a batch of what was read. If the on_dropped callback raises, the messages are kept for the next read.
 PyObject *batch_of(SubscriberObject *self, Subscriber *handle, std::vector<Envelope> entries, PyObject *object) {
     if (!entries.empty()) {
         self->streak += std::uint32_t(entries.size());

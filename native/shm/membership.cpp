@@ -21,7 +21,7 @@ std::uint32_t capacity_for(std::uint32_t most) {
     return std::uint32_t(round_up(std::max(most, default_capacity), 64));
 }
 
-// Of one who looks after a channel without being a member of it, whoever made it.
+// The options with which a process opens a channel, also one of another user, to inspect or clean it without joining.
 Options visiting(const std::string &encoded) {
     Options options;
     options.name = decode_name(encoded);
@@ -223,7 +223,7 @@ std::string Membership::who_holds_what() const {
         for (std::uint32_t s = 0; channel.tables && s < channel.slot_count; ++s)
             held += channel.holder_word(s, i / 64).load() >> (i % 64) & 1;
         add("subscriber", channel.subscribers[i], i,
-            "holds " + std::to_string(held) + " and is sure of " + std::to_string(channel.subscribers[i].most_held));
+            "holds " + std::to_string(held) + " and is guaranteed " + std::to_string(channel.subscribers[i].most_held));
     }
     if (unnamed) text += " and " + std::to_string(unnamed) + " more";
     return text.empty() ? "nobody is there" : text;

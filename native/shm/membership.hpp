@@ -120,7 +120,7 @@ class Membership {
     // For pollers of the descriptor: from now on it becomes readable when the member is woken.
     void arm_descriptor();
 
-    // "publisher 0 (pid 17) may reserve 1, subscriber 0 (pid 18) holds 5 and is sure of 2, ..." for errors
+    // "publisher 0 (pid 17) may reserve 1, subscriber 0 (pid 18) holds 5 and is guaranteed 2, ..." for errors
     std::string who_holds_what() const;
     // "3 of pid 17, 1 of pid 18" for errors
     std::string pids_of(bool publishers) const;

@@ -26,7 +26,7 @@ constexpr std::uint32_t fills_between_polls = 16;
 constexpr std::size_t streams_that_keep_chunks = 8;
 constexpr std::size_t max_counted_vchans = 65536;
 constexpr std::int64_t turn_wait_ns = 50'000'000;
-constexpr long receive_wait_ms = 8;  // a reader waits in recv at most so long before it notices another thread's knock
+constexpr long receive_wait_ms = 8;  // the longest wait in recv, where a new session or a close cannot wake the reader
 
 std::int64_t now_ns(clockid_t clock) noexcept {
     timespec time;

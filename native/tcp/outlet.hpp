@@ -69,7 +69,8 @@ struct Peer {
     bool sending = false;
     bool blocked = false;  // the socket is full; the loop waits for it
     bool gone = false;
-    std::int64_t owing_ns = 0;  // since when data or a probe of its closed window is unanswered; 0: nothing is
+    // since when the peer has not acknowledged data or a window probe; 0: everything is acknowledged
+    std::int64_t owing_ns = 0;
     std::uint64_t drops_to_tell = 0;
     std::uint64_t past_messages = 0, past_bytes = 0;  // of the history, when it joined: beyond its queue's bounds
     std::uint64_t matched = 0, delivered = 0, dropped_overflow = 0, dropped_closed = 0;

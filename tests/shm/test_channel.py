@@ -481,7 +481,7 @@ def test_limits(name: str) -> None:
 
 def test_capacity_is_refused_with_names(name: str) -> None:
     with shm.Publisher(name, slots=8), shm.Subscriber(name, max_active_messages=5):
-        with pytest.raises(penstock.CapacityError, match=r"8 slots.*publisher 0 \(pid \d+\) may reserve 1, subscriber 0 .* holds 0 and is sure of 5"):
+        with pytest.raises(penstock.CapacityError, match=r"8 slots.*publisher 0 \(pid \d+\) may reserve 1, subscriber 0 .* holds 0 and is guaranteed 5"):
             shm.Subscriber(name, max_active_messages=2)
 
 

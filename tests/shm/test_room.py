@@ -1,4 +1,4 @@
-"""Enough slots for everybody: who is sure of what, who holds more while slots are free, what a read at the limit does."""
+"""Enough slots for everybody: who is guaranteed what, who holds more while slots are free, what a read at the limit does."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_order_of_joining_makes_no_difference(name: str, viewers: int, too_f
         publisher = stack.enter_context(shm.Publisher(name, slots=enough))
         publisher.publish_many([b"one", b"two"])
         held = [reader.read(LONG) for reader in readers]
-        assert enough < 4 or all(reader.read(0) is not None for reader in readers), "each is sure of two"
+        assert enough < 4 or all(reader.read(0) is not None for reader in readers), "each is guaranteed two"
         assert all(held) and publisher.publish(b"more")
 
 
@@ -89,7 +89,7 @@ def test_one_reader_may_hold_nearly_all(name: str) -> None:
         held = subscriber.read_all()
         assert [bytes(message) for message in held] == [b"%d" % i for i in range(14)]
         assert subscriber.held == 14 and publisher.publish(b"more")
-        with pytest.raises(penstock.CapacityError, match=r"subscriber 0 \(pid \d+\) holds 14 and is sure of 2"):
+        with pytest.raises(penstock.CapacityError, match=r"subscriber 0 \(pid \d+\) holds 14 and is guaranteed 2"):
             shm.Subscriber(name)
         del held[2:]
         with shm.Subscriber(name) as other:

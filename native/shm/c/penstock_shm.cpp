@@ -203,7 +203,7 @@ int read_once(penstock_shm_subscriber *subscriber, penstock_shm_message *message
         view = *std::exchange(subscriber->kept, std::nullopt);
     } else {
         found = subscriber->handle.read(view);
-        // Of a virtual channel the next message tells what was overwritten before it; where none comes, this does.
+        // On a virtual channel losses are counted when the next message is read. No message came, so count them now.
         if (found != Found::message && subscriber->handle.reader.vchan >= 0) subscriber->handle.update_counters(true);
     }
     std::uint64_t lost = subscriber->handle.counters->dropped[std::size_t(penstock::DropReason::overflow)].get();
