@@ -127,7 +127,7 @@ def due(
                 if group:
                     yield group
                     group, held = [], 0
-                while (wait_s := moment - clock()) > 0:  # again: the consumer of the group has taken its time
+                while (wait_s := moment - clock()) > 0:  # measured again: the consumer of the group may have taken long
                     sleep(min(wait_s, LONGEST_SLEEP_S))
         group.append(item)
         held += size(item)

@@ -683,7 +683,7 @@ class Subscriber(Handle, Generic[T]):
         """``read`` for asyncio: the event loop goes on while this waits."""
         deadline = Deadline(timeout)
         if self._awaited:
-            raise StateError("another task reads this handle already: one reader a handle, or open a second one")
+            raise StateError("another task is reading from this handle, and only one may: open a second subscriber")
         message = self.read(0)
         if message is not None:
             return message

@@ -112,6 +112,6 @@ def start_ns(text: str) -> int:
         return moment_ns(text, "start")
     except InvalidArgument:
         raise InvalidArgument(
-            f"start={text!r} is no place to begin at; write 'first', 'new', a position, a time such as "
+            f"start={text!r} is no valid start; write 'first', 'new', a position, a time such as "
             "2026-01-31T12:00:00 (UTC), or 'last 10 min'"
         ) from None

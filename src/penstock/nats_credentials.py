@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.errors import InvalidArgument
 
 MAX_BYTES = 1 << 20
-SEED, USER = 18 << 3, 20 << 3  # what the two first bytes of a user's seed say
+SEED, USER = 18 << 3, 20 << 3  # the prefixes (seed, user) in the first two bytes of a user's seed
 _PART = r"-----BEGIN {0}-----\s+(\S+)\s+-+END {0}-+"
 _JWT, _NKEY = re.compile(_PART.format("NATS USER JWT")), re.compile(_PART.format("USER NKEY SEED"))
 

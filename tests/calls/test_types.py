@@ -32,7 +32,7 @@ def test_objects_are_asked_and_answered(address: str) -> None:
     ):
         assert client.call(Question(6, 7), timeout=30) == Answer(42)
         assert asyncio.run(client.call_async(Question(2, 3), timeout=30)) == Answer(6)
-        with pytest.raises(TypeError, match=r"^a Question is wanted here, not Answer"):
+        with pytest.raises(TypeError, match=r"^expected a Question, not Answer"):
             client.call(Answer(1), timeout=30)  # type: ignore[arg-type]
         with penstock.client(address) as plain:  # the bytes stay reachable
             assert plain.call(b'{"a":2,"b":5}', timeout=30) == b'{"product":10}'
@@ -53,7 +53,7 @@ def test_a_function_that_gives_another_type_fails_the_call() -> None:
     with (
         penstock.server("bus:typed-calls-3", lambda question: question, type=Question, reply_type=Answer),
         penstock.client("bus:typed-calls-3", type=Question, reply_type=Answer) as client,
-        pytest.raises(penstock.CallFailed, match="an Answer is wanted here, not Question"),
+        pytest.raises(penstock.CallFailed, match="expected an Answer, not Question"),
     ):
         client.call(Question(1), timeout=30)
 

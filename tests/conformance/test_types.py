@@ -163,7 +163,7 @@ def test_what_does_not_decode_has_a_place_and_does_not_end_the_loop(reach: Reach
 
 def test_another_object_is_not_published(reach: Reach) -> None:
     publisher, subscriber = pair(reach, Pose)
-    with pytest.raises(TypeError, match="a Pose is wanted here, not Angle"):
+    with pytest.raises(TypeError, match="expected a Pose, not Angle"):
         publisher.publish(Angle("1"))
     with pytest.raises(TypeError):
         publisher.publish_many([Pose(1.0), b"bytes"])

@@ -67,7 +67,7 @@ def test_objects_go_in_and_come_out():
         speaker = joined(gateway, Speaker, heard)
         speaker.publish(Reading(21.5), {"kind": "warm"})
         assert heard.get(timeout=30) == Reading(21.5, "hall")
-        with pytest.raises(TypeError, match="a Reading is wanted here, not bytes"):
+        with pytest.raises(TypeError, match="expected a Reading, not bytes"):
             speaker.publish(b"{}")
 
 

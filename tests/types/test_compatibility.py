@@ -217,7 +217,7 @@ def test_a_field_that_may_be_left_out_may_come_and_go(parts: Any) -> None:
     assert first_difference(before, after) is None
     assert first_difference(after, before) is None
     needed = types.plain(build({**parts, "new": (int, st.integers(), False)})[0]).described()
-    assert "'new' is needed and not written" in str(first_difference(before, needed))
+    assert "'new' is required by the reader, but not written" in str(first_difference(before, needed))
     assert first_difference(needed, before) is None
 
 
@@ -245,9 +245,9 @@ def changed(**other: Any) -> Any:
         (changed(a=float), None),
         (changed(a=(int | None, None)), None),
         (changed(a=int | str), None),
-        (changed(c=int), "field 'c' is needed and not written"),
+        (changed(c=int), "field 'c' is required by the reader, but not written"),
         (changed(a=str), "field 'a' is integer, and is read as string"),
-        (changed(b=str), "field 'b' is needed and may be left out"),
+        (changed(b=str), "field 'b' is required by the reader, but may be left out"),
         (changed(b=(Literal["x"], "x")), "only ['x'] are read"),
         (changed(a=list[int]), "field 'a' is integer, and is read as array"),
         (msgspec.defstruct("Base", [("a", int)], forbid_unknown_fields=True), "field 'b' is written"),
@@ -470,8 +470,8 @@ INT64, STRING, OPTIONAL, REQUIRED, REPEATED = 3, 9, 1, 2, 3
         ([("more", 2, STRING, OPTIONAL)], None),
         ([("x", 1, STRING, OPTIONAL)], "field 'x' (1) is optional int64, and is read as optional string"),
         ([("x", 1, INT64, REPEATED)], "is read as repeated int64"),
-        ([("x", 1, INT64, REQUIRED)], "field 'x' (1) is needed and may be left out"),
-        ([("y", 2, INT64, REQUIRED)], "field 'y' (2) is needed and not written"),
+        ([("x", 1, INT64, REQUIRED)], "field 'x' (1) is required by the reader, but may be left out"),
+        ([("y", 2, INT64, REQUIRED)], "field 'y' (2) is required by the reader, but not written"),
     ],
 )
 def test_the_table_of_protobuf(members: Any, told: str | None) -> None:
@@ -486,8 +486,8 @@ def test_the_table_of_protobuf(members: Any, told: str | None) -> None:
         ([("a", pyarrow.int64()), ("b", pyarrow.string())], None),
         ([("a", pyarrow.int64()), ("c", pyarrow.string())], None),
         ([("a", pyarrow.int32())], "field 'a' is int64, and is read as int32"),
-        ([pyarrow.field("c", pyarrow.int64(), nullable=False)], "field 'c' is needed and not written"),
-        ([pyarrow.field("a", pyarrow.int64(), nullable=False)], "field 'a' is needed and may be null"),
+        ([pyarrow.field("c", pyarrow.int64(), nullable=False)], "field 'c' is required by the reader, but not written"),
+        ([pyarrow.field("a", pyarrow.int64(), nullable=False)], "field 'a' is required by the reader, but may be null"),
     ],
 )
 def test_the_table_of_arrow(reader: Any, told: str | None) -> None:

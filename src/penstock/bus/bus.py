@@ -277,7 +277,7 @@ class Bus(_native.Bus):
 
     def _end_delivery(self, timeout: float | None) -> None:
         if self.mode == "thread" and self.pending:
-            self._ensure_thread()  # who published has perhaps not come to it yet
+            self._ensure_thread()  # the publishing thread may not have started it yet
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         elif self._executor is not None and not self._here:

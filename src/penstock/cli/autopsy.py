@@ -35,7 +35,7 @@ def autopsy(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what is known of processes that were killed with publishers, subscribers or other handles open.
+    """Show what killed processes left: those that had publishers, subscribers or other handles open.
 
     The process that finds another one dead records what it left, then cleans up: in shared memory its last message,
     what it held or had reserved, how many messages it never read; elsewhere what its counters say. The last 32

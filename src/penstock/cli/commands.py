@@ -115,7 +115,7 @@ EXAMPLES = """[bold]Examples[/]
 
 [green]penstock sql 'select topic, count(*) from run1 group by 1'[/]
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 time over, 4 a check failed,
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 timed out, 4 a check failed,
 
 69 not installed, 129 SIGHUP, 130 Ctrl-C, 141 output closed, 143 SIGTERM
 

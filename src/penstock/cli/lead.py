@@ -40,8 +40,8 @@ class Turns:
         self._stopped = False
         self._replica: Replica | None = None
         self._server: Server | None = None
-        self._offered = False  # the lead, because the disk is full
-        self._ended = False  # this turn, with its lease
+        self._offered = False  # whether the lead was offered to others, because the disk is full
+        self._ended = False  # whether this turn as leader has ended, because its lease was lost
 
     def stop(self, *_: object) -> None:
         """End for good. Any thread, any signal handler."""

@@ -390,7 +390,7 @@ def _bisect(
             with _stdout_kept(as_json):
                 _, least, _ = shrink(place, tries.left, times_ns, rule, found, seed=seed, max_runs=shrinking.max_runs,
                                      run=tries.run, on_smaller=tries.keep)  # fmt: skip
-        except exits.STOPPED as stop:  # what is left so far breaks the rule too
+        except exits.STOPPED as stop:  # the inputs kept so far still break the rule, so they are a valid result
             stopped = stop
         with _folder(shrinking.output) as folder, exits.about(folder):
             try:

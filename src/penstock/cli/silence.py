@@ -115,7 +115,8 @@ class Silences:
         silent = {}
         for address, handle, count in sources:
             known, since = self._counts.setdefault(address, (count, now))
-            if (address in self._cut) != bool(_cut(handle)):  # what was said before is no reason for what is now
+            # the connection was lost or came back: the reason reported before no longer applies
+            if (address in self._cut) != bool(_cut(handle)):
                 self._cut ^= {address}
                 self._counts[address] = known, now
                 self._reported.discard(address)

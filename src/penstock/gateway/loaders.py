@@ -52,7 +52,7 @@ class Recipe:
             if hasattr(module, "create"):
                 module.create(broker, self.configuration)
         except ConfigurationError:
-            raise  # what its process found wrong in the file
+            raise  # the module's process found an error in the configuration; it names the place itself
         except Exception as error:
             raise ModuleError(f"module {self.shown!r} failed in create: {_reason_text(error)}") from error
         return module

@@ -254,7 +254,7 @@ class ProcessModule(Module):
         except ClosedError:
             if self.dead is None:
                 raise
-        self._check_alive()  # it may have died while this waited; the next process gets them from the window
+        self._check_alive()  # if it died while publish waited, the next process is sent these messages from the window
 
     def _handle_alone(self, number: int) -> None:
         """Let the process handle each message up to this one by itself."""

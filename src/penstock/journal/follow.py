@@ -249,7 +249,7 @@ class Follower(Subscriber):
 
     def _check_open(self) -> None:
         if self._closed:
-            self._watch.wake()  # again: whoever drained it was one of several that wait
+            self._watch.wake()  # wake the next waiting thread: only one of them has read the event
             raise ClosedError("this follower was closed")
 
     @property

@@ -103,7 +103,8 @@ class Journal(Reading):
         self._closed = False
         self._topic_ids: dict[str, int] = {}
         self._snapshots: list[Callable[[], Iterable[tuple[int, bytes]]]] = []
-        self._given_kinds: set[int] | None = set()  # of state records, by these functions; None: all
+        # kinds of state records that the snapshot functions return; None: every kind
+        self._given_kinds: set[int] | None = set()
         self._stored_kinds: set[int] = set()  # since opening
         self._states: list[segments.State] = []
         self._schemas = Schemas()

@@ -285,7 +285,7 @@ class Connection:
             if self._unusable != self._error:
                 log.error("nats://%s: %s; trying again until it can be used", self.access.place, self._error)
             self._unusable = self._error
-        elif "EOF" not in self._error:  # which `_note_loss` tells
+        elif "EOF" not in self._error:  # a lost connection is logged by `_note_loss`
             trying = "" if self.client.is_connected else "; trying again"
             self._throttle.log(logging.WARNING, "nats://%s: %s%s", self.access.place, self._error, trying)
 

@@ -83,7 +83,7 @@ class Subscriber(channel.Subscriber):
         self._jetstream = bool(stream)
         self._refused = ""  # why the last request for messages was
         self._returned = 0  # messages of the consumer that were not acknowledged when this reader came
-        self._gathered: list[Any] | None = None  # those of them that were fetched, until all are here
+        self._gathered: list[Any] | None = None  # the returned messages fetched so far; None once all have arrived
         self._leaves = False  # ask for nothing more
         self._may_break_off = False  # the request under way is for what is not there yet
         try:

@@ -105,7 +105,7 @@ def _outcome(function: Callable[[], object]) -> bytes:
     try:
         outcome = True, function()
     except BaseException as error:
-        # of a kind that only one room knows, the nearest one that all know: its text says what it is
+        # an error class that only one room has becomes its nearest base class in `errors`; the text says the rest
         kinds = [kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__)]
         text = str(error) or ", ".join(getattr(error, "__notes__", ()))  # a KeyboardInterrupt has notes alone
         outcome = False, (kinds[0] if kinds else type(error).__name__, text)

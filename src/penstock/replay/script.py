@@ -79,7 +79,7 @@ class Script:
         """The first and the last moment of what is replayed of these topics."""
         topics = set(topics)
         first, last = self.story.span_ns or time_range(self._journals, topics)
-        # not the least time: with one stray message of 1970 timers would tick from there
+        # the first message's time, not the smallest: after one stray message from 1970, timers would run from 1970 on
         if self.story.span_ns is None:
             found = next(self.inputs(dict.fromkeys(topics, "")), None)
             first = first if found is None else found.message.timestamp_ns

@@ -86,7 +86,7 @@ class Appender:
         # The blocks with which the oldest segment begins and the one that is being written; 0: none. Who purges the
         # stream below them takes what is in the directory alone then.
         self.oldest = self.newest = 0
-        self._purged = 0  # by somebody else, as was told
+        self._purged = 0  # the last block up to which somebody else has purged the stream, as was logged
 
     def end_after(self, seconds: float) -> None:
         """Wait at most this many seconds from now on for an outcome. Any thread, any signal handler."""

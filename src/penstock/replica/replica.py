@@ -76,7 +76,8 @@ class Replica:
         """Try once. FencedError: another broker has appended to the stream."""
         try:
             history, directory = self._believed(deadline)
-            all_fetched = 0 < len(history.segments) == len(directory.copied)  # then what is lost counts no more
+            # then nothing is missing here, and blocks lost by the stream do no harm
+            all_fetched = 0 < len(history.segments) == len(directory.copied)
             lost = 0 if all_fetched else history.bounds.missing
             damage = CorruptionError(f"{self.blocks.name} has lost {lost} blocks", self.blocks.name) if lost else None
             fatal = False

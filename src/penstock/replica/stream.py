@@ -298,7 +298,7 @@ class JetStream:
         try:
             self._ask(f"STREAM.CREATE.{self.target.stream}", configuration)
         except StreamError as error:
-            if getattr(error, "number", 0) == NO_PEERS:  # there may be more of them later
+            if getattr(error, "number", 0) == NO_PEERS:  # not final: more nodes may join, so the caller may try again
                 needs = f"{self.target.replicas} copies need {self.target.replicas} nodes with JetStream"
                 remedy = "start more, or give another ?replicas= in the store's address"
                 raise StreamError(f"{self.name}: {needs}, and there are fewer now: {remedy}") from None
@@ -385,7 +385,7 @@ class JetStream:
                     if time.monotonic() >= deadline:
                         raise TimeoutError(self._explain(error)) from error
                     lasts = not isinstance(error, UnansweredError) or time.monotonic() - began >= SLOW_S
-                    if lasts and seldom.due:  # not each time: who answers is asked of all servers
+                    if lasts and seldom.due:  # not each time: _explain asks every server
                         seldom.warn("%s; trying again", self._explain(error))
                 time.sleep(PAUSE_S)
         finally:

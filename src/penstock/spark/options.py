@@ -49,7 +49,7 @@ def folded(options: Mapping[str, str]) -> dict[str, str]:
         elif found.setdefault(meant, value) != value:
             raise InvalidArgument(f"{name}={value!r} and {meant}={found[meant]!r} name the same thing: give one")
     place = next((value for name, value in options.items() if name.lower() == "location"), None)
-    if place is not None:  # of a table: CREATE TABLE ... LOCATION, or its own for what OPTIONS (path ...) said
+    if place is not None:  # Spark's name for a table's path, from LOCATION or OPTIONS (path ...)
         found.setdefault("path", place)
     return found
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ALL = (1 << 64) - 1  # any message of the connection may have come before: their ordinals only rise
 BATCH = 4096
 LOOK_S = 0.25
-QUEUED_BYTES = 1 << 20  # what waits for one of up to 256 peers: the rest waits on the disk
+QUEUED_BYTES = 1 << 20  # at most this much is buffered per peer (up to 256 peers); the rest stays on disk
 
 
 class Past(Protocol):

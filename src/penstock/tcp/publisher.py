@@ -112,7 +112,7 @@ class Publisher(PublisherContract):
             )
         self._path = path
         self._past = past
-        self._feeders: list[Feeder] = []  # of those who began in the past
+        self._feeders: list[Feeder] = []  # one for each subscriber that began with messages on disk
         self._depths = (depth, depth_bytes)
         self._identity = os.urandom(16) if past is None else past.identity
         self._executor = executor if executor is not None else default_executor()
@@ -500,7 +500,7 @@ class Publisher(PublisherContract):
         """Forgotten: its port is free at once, and a thread of the executor sends what is queued."""
         if vars(self).get("_closing") is False and self._owner_pid == os.getpid():
             self._stop_listening()
-            self._executor.handles.add(self)  # again: at exit it is waited for
+            self._executor.handles.add(self)  # add it again, so that the exit handler waits for it
             with contextlib.suppress(ClosedError):
                 self._executor.call_soon(partial(Publisher.close, self))
 

@@ -54,7 +54,7 @@ def _refuse(kind: Any, value: Any) -> TypeError:
     wanted, given = name_of(kind), type(value).__name__
     if wanted == given:
         given = f"an object of another class {type(value).__module__}.{type(value).__qualname__}"
-    return TypeError(f"{_article(wanted)} is wanted here, not {given}")
+    return TypeError(f"expected {_article(wanted)}, not {given}")
 
 
 def _article(name: str) -> str:
@@ -206,7 +206,7 @@ def plain(kind: Any, encoding: str = "json", *, check: bool | None = None) -> Co
             try:
                 decode(encoded)
             except msgspec.ValidationError as error:
-                raise TypeError(f"{_article(name_of(kind))} is wanted here: {error}") from None
+                raise TypeError(f"no valid {name_of(kind)}: {error}") from None
         return encoded
 
     return Codec(name_of(kind), encoding, {"jsonschema": found.schema}, checked, decode)
@@ -297,7 +297,7 @@ def _unwritable(kind: Any, encode: Callable[[Any], object], value: Any, error: E
     where = f"field {path.lstrip('.')!r}" if path else "it"
     if isinstance(error, TypeError):
         told = f"{where} is {_article(type(value).__name__)}" if path else str(error)
-        return TypeError(f"{_article(name_of(kind))} is wanted here: {told}")
+        return TypeError(f"no valid {name_of(kind)}: {told}")
     if isinstance(error, RecursionError):
         return ValueError(f"{where} cannot be written: it holds itself, or too many levels")
     if isinstance(value, float):
@@ -453,7 +453,7 @@ def _pydantic(kind: Any) -> Codec[Any]:
         try:
             adapter.validate_python(value, strict=True)
         except pydantic.ValidationError as error:
-            raise TypeError(f"{_article(name_of(kind))} is wanted here: {_first_error(error)}") from None
+            raise TypeError(f"no valid {name_of(kind)}: {_first_error(error)}") from None
 
     def encode(value: Any) -> bytes:
         check(value)
@@ -670,7 +670,7 @@ def _numpy(kind: Any) -> Codec[Any]:
     def encode(value: Any) -> Any:
         if not isinstance(value, arrays) or value.dtype != dtype:
             given = value.dtype if isinstance(value, arrays) else type(value).__name__
-            raise TypeError(f"an array of {dtype} is wanted here, not {given}")
+            raise TypeError(f"expected an array of {dtype}, not {given}")
         # numpy describes the fields of a record at each export of its buffer: for few bytes a copy costs less.
         return value.tobytes() if value.nbytes <= COPIED_BYTES else numpy.ascontiguousarray(value)
 

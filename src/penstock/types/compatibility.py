@@ -130,9 +130,9 @@ class _Comparison:
         for name in needed:
             where = f"{path}.{name}".lstrip(".")
             if name not in written:
-                yield f"field {where!r} is needed and not written"
+                yield f"field {where!r} is required by the reader, but not written"
             elif name not in sure:
-                yield f"field {where!r} is needed and may be left out"
+                yield f"field {where!r} is required by the reader, but may be left out"
         for name, node in written.items():
             where = f"{path}.{name}".lstrip(".")
             if name in readable:
@@ -271,10 +271,10 @@ def _protobuf_fields(
         other = mine.get(number)
         if other is None:
             if field["label"] == "required":
-                yield f"field {where!r} ({number}) is needed and not written"
+                yield f"field {where!r} ({number}) is required by the reader, but not written"
             continue
         if field["label"] == "required" != other["label"]:
-            yield f"field {where!r} ({number}) is needed and may be left out"
+            yield f"field {where!r} ({number}) is required by the reader, but may be left out"
         if (other["type"], other["label"] == "repeated") != (field["type"], field["label"] == "repeated"):
             told, wanted = (f"{one['label']} {one['type']}" for one in (other, field))
             yield f"field {where!r} ({number}) is {told}, and is read as {wanted}"
@@ -304,11 +304,11 @@ def _arrow(writer: Mapping[str, Any], reader: Mapping[str, Any], _encoding: str)
         found = written.get(name)
         if found is None:
             if not nullable:
-                yield f"field {name!r} is needed and not written"
+                yield f"field {name!r} is required by the reader, but not written"
         elif found[0] != kind:
             yield f"field {name!r} is {found[0]}, and is read as {kind}"
         elif found[1] and not nullable:
-            yield f"field {name!r} is needed and may be null"
+            yield f"field {name!r} is required by the reader, but may be null"
 
 
 def _dtype(writer: Any, reader: Any, _encoding: str) -> Iterator[str]:

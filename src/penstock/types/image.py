@@ -82,7 +82,7 @@ def describe(image: Image) -> bytes:
 def encode(value: Any) -> bytes:
     """A copy of the elements, followed by their description. Any array of numbers is an image without a name."""
     if not isinstance(value, numpy.ndarray):
-        raise TypeError(f"an Image or an array is wanted here, not {type(value).__name__}")
+        raise TypeError(f"expected an Image or an array, not {type(value).__name__}")
     encoding = value.encoding if isinstance(value, Image) else ""
     return value.tobytes() + _trailer(value.shape, value.dtype, encoding)
 

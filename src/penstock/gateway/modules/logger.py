@@ -36,7 +36,8 @@ class Logger(Module):
         """Open the file."""
         super().create(broker, configuration)
         self._log = logging.getLogger(f"penstock.gateway.{self.name or 'logger'}")
-        if self._log.level == logging.NOTSET:  # it was put in to be read, whatever the program shows of others
+        # whoever adds a Logger wants its lines, even if the root logger shows only warnings
+        if self._log.level == logging.NOTSET:
             self._log.setLevel(configuration["level"])
         self._file = None
         if configuration["file"]:
