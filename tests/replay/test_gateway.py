@@ -439,6 +439,19 @@ def test_what_waits_for_a_slow_async_step_is_handled_in_order_without_going_roun
     assert given == [*(str(number).encode() for number in range(300)), b"stopped"]
 
 
+@pytest.mark.parametrize("seconds", [0.1, 4e7])
+def test_sleeps_end_far_from_the_beginning_of_a_recording(tmp_path: Path, seconds: float) -> None:
+    """Where seconds as floats are further apart than what asyncio takes for over: a device that did not know the time
+    at first, and a sleep of more than a year.
+    """
+    late = 1.7e9 if seconds < 1 else 1.0
+    messages = [("in", 0.0 if not number else late + number / 7, b"%d" % number, {}) for number in range(20)]
+    script = recording(tmp_path / "in", messages)
+    file = gateway_file(tmp_path, [module("naps", f"{HERE}Naps", {"seconds": seconds})], [link("shm:/in", "naps")])
+    given = [row[2] for row in run(tmp_path / "out", script, file)]
+    assert given[:1] == [b"0"] and sorted(given) == sorted([*(b"%d" % number for number in range(20)), b"stopped"])
+
+
 def test_a_timer_that_raises_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     script = recording(tmp_path, plain("a", "b", "c"))
     file = gateway_file(tmp_path, [module("timer", f"{HERE}TimerFails")], [link("shm:/in", "timer")])

@@ -245,6 +245,40 @@ def test_a_lost_commit_is_named_until_every_journal_was_archived_again(tmp_path,
     assert lake.info(tmp_path / "lake").version == versions, "nothing more to say"
 
 
+def test_a_lost_commit_behind_which_others_went_on_is_named_with_its_positions(tmp_path):
+    """Two archivers, and a power cut that took only the entry of the first: the second had synced its own."""
+    make(tmp_path / "j", 300)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=100)
+    (tmp_path / "lake" / "_delta_log" / f"{2:020d}.json").write_bytes(b"")
+    assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake").rows == 0
+    (problem,) = lake.verify(tmp_path / "lake").problems
+    assert "is empty" in problem and "from position 101 to 200 are missing" in problem
+
+
+def test_rows_that_another_program_took_away_are_told(tmp_path):
+    make(tmp_path / "j", 300)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=100)
+    table = DeltaTable(tmp_path / "lake")
+    table.delete("position <= 10")
+    table.restore(2)
+    table.optimize.compact()
+    found = lake.verify(tmp_path / "lake", deep=True)
+    assert found.problems == [] and found.rows == 200
+    assert [note.partition(";")[0] for note in found.notes] == [
+        "version 4 (DELETE, by another program) took 10 rows away",
+        "version 5 (RESTORE, by another program) took 90 rows away",
+    ]
+
+
+def test_a_file_that_another_program_wrote_anew_is_read_before_a_trim(tmp_path):
+    """delta-rs writes texts as string_view, which Arrow does not compare with a string."""
+    with Journal(tmp_path / "j", segment_bytes=1 << 16) as journal:
+        extend(journal, 2000)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    DeltaTable(tmp_path / "lake").update(predicate="position = 5", updates={"payload": "'redacted'"})
+    assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", trim=True).segments > 0
+
+
 def test_a_lost_and_a_torn_commit_are_both_named(tmp_path):
     make(tmp_path / "j", 300)
     lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=100)

@@ -96,7 +96,7 @@ def info(
 @app.command()
 def history(
     lake: Lake,
-    most: Annotated[int, typer.Option("--most", "-n", help="How many of the newest.", min=1)] = 20,
+    most: Annotated[int, typer.Option("--most", "-n", help="How many of the newest.", min=1, max=1_000_000_000)] = 20,
     as_json: Json = False,
 ) -> None:
     """Its versions, the newest first; each can be read.
@@ -143,7 +143,7 @@ def compact(
 @app.command()
 def vacuum(
     lake: Lake,
-    hours: Annotated[int, typer.Option(help="Keep files that a version of the last hours needs.", min=1)] = 168,
+    hours: Annotated[int, typer.Option(help="Keep files that a version of the last hours needs.", min=1, max=1_000_000)] = 168,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Name the files, delete none.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -181,6 +181,8 @@ def verify(
         console = show.console()
         for problem in found.problems:
             console.print(problem, markup=False, soft_wrap=True)
+        for note in found.notes:
+            console.print(note, markup=False, soft_wrap=True)
         version = "not readable" if found.version is None else f"version {found.version}"
         console.print(
             f"{version}: {found.files} files, {show.count_text(found.rows)} rows, {len(found.problems)} problems, "

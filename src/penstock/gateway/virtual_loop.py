@@ -14,6 +14,7 @@ A loop belongs to one thread.
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from typing import Any
 
@@ -22,6 +23,7 @@ from penstock.errors import StateError
 
 __all__ = ["SourceLoop", "StageLoop"]
 
+LEAST_S = 1e-9
 MAX_HURRIES = 100_000  # most waits that are skipped for one step at the end
 NEVER = "it waits for what nobody brings at the end"
 
@@ -34,6 +36,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, clock: VirtualClock) -> None:
         self._virtual = clock
         self._ahead_s = 0.0  # seconds that the loop is ahead of the clock
+        self._clock_resolution: float
         super().__init__(_Selector(self))
 
     def time(self) -> float:
@@ -53,8 +56,12 @@ class _Selector(selectors.DefaultSelector):
         self._waiting_loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        loop = self._waiting_loop
         if timeout is None or timeout > 0:
-            self._waiting_loop.wait(timeout)
+            loop.wait(timeout)
+        # asyncio takes a timer for due if its time is less than this away. Far from the clock's beginning the next
+        # number is further away, and asyncio would never take it.
+        loop._clock_resolution = max(LEAST_S, 2 * math.ulp(loop.time()))
         return super().select(0)
 
 

@@ -16,6 +16,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CapacityError, CorruptionError, InvalidArgument, PenstockError, StateError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 FILTERS = "penstock.filters"
 FORMAT = "penstock.lake"
 LAST = "penstock.last"
+NOTE = "penstock"
 CHECKPOINT_EVERY = 50
 TRIES = 1000
 SETTINGS = {
@@ -155,26 +157,48 @@ def lost_since(where: Store, table: DeltaTable, journal: str) -> bool:
         return False
     newest = table.version()
     for version in range(newest, max(0, newest - 2 * CHECKPOINT_EVERY) - 1, -1):
-        moved = journals_moved(where, version)
-        if moved is None or journal in moved:
-            return moved is None
+        entry = read_entry(where, version)
+        if entry is None or journal in entry.moved:
+            return entry is None
     return False
 
 
-def journals_moved(where: Store, version: int) -> set[str] | None:
-    """The journals whose position an entry of a local log moves; None for an empty entry, which lost what it had."""
+@dataclass(slots=True)
+class LogEntry:
+    """What is used of an entry of the log."""
+
+    #: {journal: (where its round began, its position from then on)}; the first None: the round did not say.
+    moved: dict[str, tuple[int | None, int]] = field(default_factory=dict)
+    added: dict[str, int] = field(default_factory=dict)  # {file: its rows}
+    removed: list[str] = field(default_factory=list)
+    operation: str = ""  # of another program; empty for our own
+
+
+def read_entry(where: Store, version: int) -> LogEntry | None:
+    """An entry of a local log; None for an empty one, which lost what it had."""
     assert where.path is not None
+    found = LogEntry()
     try:
         text = (where.path / LOG / entry_name(version)).read_text(errors="replace")
     except FileNotFoundError:
-        return set()  # a checkpoint has replaced it, and it was cleaned up
+        return found  # a checkpoint has replaced it, and it was cleaned up
     if not text.strip():
         return None
-    found = set()
+    begun: dict[str, int] = {}
     for line in text.splitlines():
-        if line.startswith('{"txn"'):
-            with contextlib.suppress(ValueError):  # a torn entry, which `verify` names, moves nothing
-                found.add(json.loads(line)["txn"]["appId"])
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # a torn entry, which `verify` names
+            ((kind, action),) = json.loads(line).items()
+            if kind == "commitInfo":
+                if NOTE in action:
+                    begun = json.loads(action[NOTE]).get("from", {})
+                elif version:
+                    found.operation = str(action.get("operation", "an unknown operation"))
+            elif kind == "txn":
+                found.moved[action["appId"]] = begun.get(action["appId"]), action["version"]
+            elif kind == "add":
+                found.added[action["path"]] = json.loads(action["stats"])["numRecords"]
+            elif kind == "remove":
+                found.removed.append(action["path"])
     return found
 
 
@@ -223,7 +247,7 @@ def commit(
     now = int(time.time() * 1000)
     # The position of each journal is an application transaction of the same commit: files and positions never differ.
     properties = CommitProperties(
-        custom_metadata={"penstock": json.dumps(dict(note))} | ({} if last is None else {LAST: last}),
+        custom_metadata={NOTE: json.dumps(dict(note))} | ({} if last is None else {LAST: last}),
         max_commit_retries=0,
         app_transactions=[Transaction(journal, end, now) for journal, (_, end) in moved.items()],
     )

@@ -157,6 +157,16 @@ def sorted_parts(table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
         yield schema.day_text(day), table if in_order else table.take(pyarrow.array(chosen))
 
 
+def read_rows(where: Store, name: str, columns: Sequence[str], journal: str, start: int, end: int) -> pyarrow.Table:
+    """These columns of a file's rows of a journal, from position ``start`` to ``end - 1``."""
+    import pyarrow.dataset
+
+    key, position = pyarrow.dataset.field("journal"), pyarrow.dataset.field("position")
+    # By our types: other programs write texts as string_view, which Arrow cannot compare with a string.
+    file = pyarrow.dataset.dataset(name, schema.SCHEMA, format="parquet", filesystem=where.filesystem())
+    return file.to_table(list(columns), filter=(key == journal) & (position >= start) & (position < end))
+
+
 def read_parts(where: Store, name: str) -> Iterator[pyarrow.RecordBatch]:
     """A file's rows, each page compared with its checksum; ``CorruptionError`` names the file.
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy
 import pyarrow
-import pyarrow.parquet
 
 from penstock.errors import StateError
 from penstock.printable import command
 from penstock.spark.bounds import Bounds
 from penstock.spark.lake import delta, schema
+from penstock.spark.lake.files import read_rows
 from penstock.spark.lake.store import Store
 from penstock.spark.places import DirectoryPlace, Place, Reading, shown
 
@@ -57,10 +57,7 @@ def _held(where: Store, actions: Iterable[dict[str, Any]], journal: str, start: 
         if not low["journal"] <= journal <= high["journal"] or low["position"] >= stop or high["position"] < start:
             continue
         try:
-            rows = pyarrow.parquet.read_table(
-                action["path"], columns=["journal", "position"], filesystem=where.filesystem(), partitioning=None,
-                filters=[("journal", "=", journal), ("position", ">=", start), ("position", "<", stop)],
-            )  # fmt: skip
+            rows = read_rows(where, action["path"], ["position"], journal, start, stop)
         except (pyarrow.ArrowException, OSError) as error:
             raise _refused(where, f"{action['path']} cannot be read: {error}") from None
         found.append(rows["position"].to_numpy())

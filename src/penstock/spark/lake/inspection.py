@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What ``verify`` found; ``orphans`` are files that no version names, of rounds that crashed or still run."""
+    """What ``verify`` found; ``orphans`` are files that no version names, of rounds that crashed or still run.
+    ``notes`` are about rows that another program has taken away: by intention, as far as anybody can tell.
+    """
 
     uri: str
     version: int | None
@@ -49,6 +51,7 @@ class Verified:
     rows: int
     problems: list[str]
     orphans: list[str]
+    notes: list[str] = field(default_factory=list)
 
 
 def info(
@@ -152,7 +155,8 @@ def verify(
     if deep and not problems:
         problems += _position_problems(where, table, actions)
     rows = sum(action["num_records"] for action in actions)
-    return Verified(where.uri, table.version(), len(actions), rows, problems, _orphans(where, table))
+    notes = list(_taken_away(where, table.version()))
+    return Verified(where.uri, table.version(), len(actions), rows, problems, _orphans(where, table), notes)
 
 
 def _log_problems(where: Store) -> Iterator[str]:
@@ -168,11 +172,9 @@ def _log_problems(where: Store) -> Iterator[str]:
     for version in known:
         text = (path / LOG / entry_name(version)).read_text(errors="replace")
         if not text.strip():
-            if not _archived_since(where, version, known):
-                yield (
-                    f"{LOG}/{entry_name(version)} is empty: a power cut took version {version}. Rows that it archived "
-                    "are missing; archive again, which takes them from the journal where it still has them"
-                )
+            lost = _lost_with(where, version, known)
+            if lost is not None:
+                yield f"{LOG}/{entry_name(version)} is empty: a power cut took version {version}. {lost}"
             continue
         try:
             for line in text.splitlines():
@@ -207,13 +209,45 @@ def _named_checkpoint(path: Path) -> int | None:
         return None
 
 
-def _archived_since(where: Store, lost: int, known: list[int]) -> bool:
-    """Whether every journal of the lake was archived after an entry was lost: its rows were then taken anew."""
-    before: set[str] = set()
-    after: set[str] = set()
+def _lost_with(where: Store, lost: int, known: list[int]) -> str | None:
+    """What is missing with an entry that was lost; None: a round began after it where the ones before it had ended, for
+    every journal, so that its rows were taken anew.
+    """
+    before: dict[str, int] = {}
+    after: dict[str, int] = {}
     for version in known:
-        (before if version < lost else after).update(delta.journals_moved(where, version) or ())
-    return bool(after) and before <= after
+        entry = delta.read_entry(where, version)
+        for journal, (start, end) in entry.moved.items() if entry is not None else ():
+            if version < lost:
+                before[journal] = end
+            else:  # without a start there was nothing to archive
+                after.setdefault(journal, before.get(journal, 1) if start is None else start)
+    for journal, start in after.items():
+        end = before.get(journal, 1)
+        if start > end:
+            return (
+                f"The rows of journal {journal} from position {end} to {start - 1} are missing, and later rounds went "
+                "on behind them: archive the journal to a new lake while it still has them"
+            )
+    if after and before.keys() <= after.keys():
+        return None
+    return "Rows that it archived are missing; archive again, which takes them from the journal where it still has them"
+
+
+def _taken_away(where: Store, newest: int) -> Iterator[str]:
+    """Versions in which another program removed rows."""
+    rows: dict[str, int] = {}
+    for version in range(newest + 1) if where.path is not None else ():
+        entry = delta.read_entry(where, version)
+        if entry is None:
+            continue
+        rows |= entry.added
+        taken = sum(rows.get(name, 0) for name in entry.removed) - sum(entry.added.values())
+        if entry.operation and taken > 0:
+            yield (
+                f"version {version} ({entry.operation}, by another program) took {taken} rows away; the positions of "
+                "their journals stay, so they are not archived again, and --trim refuses while a journal has them"
+            )
 
 
 def _file_problems(where: Store, action: Mapping[str, Any]) -> list[str]:

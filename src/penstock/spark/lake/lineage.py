@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow
-import pyarrow.parquet
 
 from penstock.errors import CorruptionError, StateError
 from penstock.spark.bounds import Bounds, from_options
 from penstock.spark.lake import delta, schema
+from penstock.spark.lake.files import read_rows
 from penstock.spark.lake.planning import Span
 from penstock.spark.lake.store import Store
 from penstock.spark.places import DirectoryPlace, Place, Reading, shown
@@ -178,15 +178,12 @@ def _message(row: Mapping[str, Any]) -> Message:
 
 def _row(where: Store, table: Any, journal: str, position: int) -> Message | None:
     """The lake's row of a position."""
-    wanted = [("journal", "=", journal), ("position", "=", position)]
     for action in delta.live_files(table):
         low, high = action["min"], action["max"]
         if low["journal"] <= journal <= high["journal"] and low["position"] <= position <= high["position"]:
             name = action["path"]
             try:
-                found = pyarrow.parquet.read_table(
-                    name, columns=list(NAMES), filters=wanted, filesystem=where.filesystem(), partitioning=None
-                )
+                found = read_rows(where, name, NAMES, journal, position, position + 1)
             except (pyarrow.ArrowException, OSError) as error:
                 raise CorruptionError(f"{name} of {where.uri} cannot be read: {error}", name) from None
             if found.num_rows:
