@@ -590,6 +590,50 @@ def test_the_rates_of_a_process_are_its_own(service: Service, browser: Browser, 
         assert browser.run(f"return {head % reader.pid}.lastChild.textContent") == "0/s"
 
 
+def test_a_group_counts_each_message_once(service: Service, browser: Browser, name: str) -> None:
+    """A journal's messages pass its writer too, and a broker's its server, its queues and its own journal; the groups add
+    up to what is published on the machine.
+    """
+    place = f"/tmp{name}"
+    with Handles() as plant, Handles() as broker:
+        plant.do(
+            f"open journal writer {place}/log", f"open journal publisher {place}/log#a", f"open journal publisher {place}/log#b",
+            f"open shm publisher {name}", f"open shm subscriber {name}", "open broker publisher 127.0.0.1:9/topic",
+        )  # fmt: skip
+        broker.do(
+            "open broker broker 127.0.0.1:9", f"open broker queue {name[1:]}", f"open journal writer {place}/broker",
+            "open tcp subscriber 127.0.0.1:8",
+        )  # fmt: skip
+        browser.open(service.url)
+        show(browser, "overview")
+        browser.run("const g = document.getElementById('group-by'); g.value = 'reach'; g.dispatchEvent(new Event('change'))")
+        script = """const hz = cell => parseFloat(cell.textContent) * (cell.textContent.includes("k") ? 1000 : 1);
+            const all = {}; for (const s of document.querySelectorAll("#channel-list summary")) all[s.children[1].textContent] = hz(s.lastChild);
+            for (const r of document.querySelectorAll("#channel-list .channel")) all[r.dataset.where] = hz(r.lastChild);
+            return [all, hz(document.getElementById("sum-in"))]"""
+        browser.until(f"return document.querySelector('[data-where=\"broker:{name[1:]}\"]')")
+        deadline = time.monotonic() + 60
+        rows = [f"journal:{place}/log", f"journal:{place}/broker", "broker://127.0.0.1:9", f"broker:{name[1:]}", "tcp://127.0.0.1:8"]
+        while True:
+            plant.do(
+                f"add {place}/log#a/publisher matched 300", f"add {place}/log#b/publisher matched 100",
+                f"add {place}/log/writer delivered 400", f"add {name}/publisher matched 60", f"add {name}/subscriber delivered 60",
+                "add 127.0.0.1:9/topic/publisher matched 70",
+            )  # fmt: skip
+            broker.do(
+                "add 127.0.0.1:9/broker delivered 70", f"add {name[1:]}/queue delivered 70", f"add {place}/broker/writer delivered 70",
+                "add 127.0.0.1:8/subscriber delivered 10",
+            )  # fmt: skip
+            shown, published = browser.run(script)
+            if all(shown[row] > 0 for row in rows):
+                assert shown["journal"] == pytest.approx(shown[f"journal:{place}/log#a"] + shown[f"journal:{place}/log#b"], rel=0.02)
+                assert shown["broker"] == pytest.approx(shown["broker://127.0.0.1:9/topic"], rel=0.02)
+                assert shown["tcp"] == shown["tcp://127.0.0.1:8"], "published elsewhere: what is read here"
+                assert published == pytest.approx(shown["journal"] + shown["broker"] + shown["shm"], rel=0.02)
+                return
+            assert time.monotonic() < deadline, shown
+
+
 def test_a_name_has_its_colour_of_itself(browser: Browser, name: str) -> None:
     """After a restart of the monitor, and whichever names came first; a few names may share one of the 24, a hundred do not."""
     colours = []

@@ -48,7 +48,7 @@ from penstock.observe.watcher import Watcher
 __all__ = ["Settings", "application"]
 
 PAGE = Path(__file__).parent / "page"
-SCRIPTS = ("channel", "choices", "format", "graph", "page", "plots", "tail")
+SCRIPTS = ("channel", "choices", "format", "graph", "page", "plots", "sums", "tail")
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css"),

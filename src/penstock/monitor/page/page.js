@@ -3,6 +3,7 @@ import { TROUBLES, WORDS, WORST_FIRST, bytes, compareNames, count, element, micr
 import { draw, nodeUnder } from "/graph.js";
 import { keep, kept } from "/choices.js";
 import { Plot, choice } from "/plots.js";
+import { counted, rateOf } from "/sums.js";
 import { Tail } from "/tail.js";
 import { showChannel, leaveChannel } from "/channel.js";
 
@@ -131,7 +132,7 @@ function channels() {
 
 // A channel as far as these handles are on it.
 function channelOf(where, handles) {
-  return { where, handles, room: where.split(":")[0], rate_hz: Math.max(...handles.map(handle => handle.rate_hz)), programs: new Set(handles.map(handle => handle.program)),
+  return { where, handles, room: where.split(":")[0], rate_hz: rateOf(handles), programs: new Set(handles.map(handle => handle.program)),
     pids: new Set(handles.map(handle => handle.pid)), health: worst(handles.map(handle => handle.health)) };
 }
 
@@ -155,7 +156,9 @@ function showChannels() {
     if (!groups.has(group)) groups.set(group, []);
     groups.get(group).push(part);
   }
-  const sorted = [...groups].map(([name, members]) => ({ name, members, health: worst(members.map(member => member.health)), rate_hz: members.reduce((sum, member) => sum + member.rate_hz, 0) }))
+  const once = new Set(one("group-by").value === "process" ? [...groups.values()].flatMap(counted) : counted(fitting));
+  const sumOf = members => members.reduce((sum, member) => sum + (once.has(member) ? member.rate_hz : 0), 0);
+  const sorted = [...groups].map(([name, members]) => ({ name, members, health: worst(members.map(member => member.health)), rate_hz: sumOf(members) }))
     .sort((a, b) => WORST_FIRST.indexOf(a.health) - WORST_FIRST.indexOf(b.health) || b.rate_hz - a.rate_hz || a.name.localeCompare(b.name));
   reconcile(one("channel-list"), sorted, group => group.name, group => makeGroup(group, sorted.length, fitting.length), (made, group) => {
     const [dot, name, many, speed] = made.firstChild.children;
