@@ -235,8 +235,15 @@ def is_loopback(host: str) -> bool:
     return (getattr(number, "ipv4_mapped", None) or number).is_loopback
 
 
-def check_host(host: str) -> None:
+def check_host_name(host: Any) -> None:
+    """Refuse a host that is empty or no text."""
+    if not isinstance(host, str) or not host:
+        raise InvalidArgument(f"host={host!r} must be text, such as '127.0.0.1' or 'localhost'")
+
+
+def check_host(host: Any) -> None:
     """Refuse a host to listen on that brings a port or brackets: it would be taken for a name that others can reach."""
+    check_host_name(host)
     if host.count(":") == 1 or "/" in host or host.startswith("["):
         raise InvalidArgument(f"host={host!r} must be a host alone, as 127.0.0.1 or ::1: its port is given beside it")
 

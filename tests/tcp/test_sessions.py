@@ -372,6 +372,15 @@ def test_asyncio_over_two_sessions() -> None:
     assert asyncio.run(asyncio.wait_for(main(), LONG)) == {b"one", b"two"}
 
 
+@pytest.mark.parametrize("host", [5, None, b"127.0.0.1", "", [5], [b"127.0.0.1"], [("", 5)], [("127.0.0.1", 5, 6)]])
+def test_a_host_is_text(host: Any) -> None:
+    must = "^host=.* must be text, such as '127[.]0[.]0[.]1' or 'localhost'$"
+    with tcp.Subscriber() as subscriber, pytest.raises(penstock.InvalidArgument, match=must):
+        subscriber.add_session(host, 5)
+    with pytest.raises(penstock.InvalidArgument, match=must):
+        tcp.Publisher(host=host)
+
+
 def test_arguments() -> None:
     with tcp.Subscriber() as subscriber:
         with pytest.raises(penstock.InvalidArgument, match="at least one host"):

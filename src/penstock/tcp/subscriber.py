@@ -25,6 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import tcp as native
+from penstock.address import check_host_name
 from penstock.channel import Function, Ledger, Terms, check_timeout, choose, refuse_read
 from penstock.channel import Subscriber as SubscriberContract
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, PenstockError, ProtocolError, RefusedError
@@ -33,7 +34,7 @@ from penstock.tcp import sockets
 from penstock.tcp.executor import READ, Executor, default_executor
 from penstock.tcp.log import logger
 from penstock.tcp.protocol import Agreed, Request, Wanted
-from penstock.tcp.session import Session, SessionState
+from penstock.tcp.session import Session, SessionState, Target
 from penstock.types.schema import MAX_VERSIONS
 
 if TYPE_CHECKING:
@@ -127,12 +128,7 @@ class Subscriber(SubscriberContract):
         A host is a name or an address; one that begins with ``/`` is the path of a unix socket; an entry of a list may
         bring its own port as ``(host, port)``.
         """
-        hosts = [host] if isinstance(host, str) else list(host)
-        if not hosts:
-            raise InvalidArgument("a session needs at least one host")
-        targets = [(one, port) if isinstance(one, str) else (one[0], one[1]) for one in hosts]
-        for target in targets:
-            sockets.check_port(target[1])
+        targets = _targets(host, port)
         with self._lock:
             self._check_open()
             session = Session(self, next(self._numbers), targets, max_reconnects)
@@ -398,3 +394,15 @@ class Subscriber(SubscriberContract):
     def __repr__(self) -> str:
         publishers = ", ".join(session.publisher for session in self.sessions) or "nobody yet"
         return f"<tcp.Subscriber of {publishers}{', closed' if self.closed else ''}>"
+
+
+def _targets(host: Any, port: Any) -> list[Target]:
+    """The hosts of a session with their ports, checked."""
+    hosts = [host] if isinstance(host, str) or not isinstance(host, Sequence) or isinstance(host, bytes) else host
+    if not hosts:
+        raise InvalidArgument("a session needs at least one host")
+    targets = [tuple(one) if isinstance(one, (tuple, list)) and len(one) == 2 else (one, port) for one in hosts]
+    for name, number in targets:
+        check_host_name(name)
+        sockets.check_port(number)
+    return targets
