@@ -246,6 +246,36 @@ def test_file_tail_reads_once_more_what_was_lost_on_its_way(tmp_path: Path) -> N
         assert b"last 2" in sink.got
 
 
+@pytest.mark.parametrize("how", ["replaced", "truncated"])
+def test_file_tail_reads_what_comes_while_its_lines_wait(tmp_path: Path, how: str) -> None:
+    """Its sink fails, and the file is replaced or truncated, more than once: a day's files, while an uplink is gone."""
+    file = tmp_path / "lines"
+    file.write_bytes(b"a 1\na 2\n")
+    with Gateway() as gateway:
+        gateway.add_module("sink", Collector)
+        args = {"file": str(file), "poll_s": 0.01, "from_start": True, "place": str(tmp_path / "place")}
+        gateway.add_module("tail", modules.FileTail, args)
+        gateway.add_link("tail", "sink")
+        sink, tail = gateway.module("sink"), gateway.module("tail")
+        sink.gate.clear()
+        gateway.start()
+        worker = gateway.broker.worker_of(sink)
+        eventually(lambda: worker.waiting == 2)
+        for number, name in enumerate("bcd" if how == "replaced" else "b", 1):
+            if how == "replaced":
+                file.rename(tmp_path / f"moved {number}")
+            else:
+                file.write_bytes(b"")
+                eventually(lambda: tail._later)
+            file.write_bytes(b"%s 1, as long as the one before\n" % name.encode())
+            eventually(lambda: len(tail._later) == number)  # noqa: B023
+        sink.gate.set()
+        expected = [b"a 1", b"a 2", *(b"%s 1, as long as the one before" % name.encode() for name in "bcd")]
+        expected = expected if how == "replaced" else expected[:3]
+        eventually(lambda: len(sink.got) == len(expected))
+        assert sink.got == expected
+
+
 def test_file_tail_keeps_the_place_where_it_began(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"old\n")

@@ -158,6 +158,58 @@ def test_a_stream_gives_again_what_was_not_acknowledged(server: Server) -> None:
         assert [bytes(message) for message in read(everything, 10)] == [b"%d" % number for number in range(10)]
 
 
+def _ask_server(server: Server, ask: Callable[[Any], Any]) -> Any:
+    """What a coroutine gives that is called with JetStream."""
+
+    async def asked() -> Any:
+        import nats
+
+        client = await nats.connect(f"nats://127.0.0.1:{server.port}")
+        try:
+            return await ask(client.jetstream())
+        finally:
+            await client.close()
+
+    return asyncio.run(asked())
+
+
+@pytest.mark.parametrize("options", ["", "&durable=reader", "&new=true"])
+def test_a_consumer_that_the_server_removed_is_made_anew_where_it_was(
+    server: Server, options: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it removes one without a durable name whose reader was stopped for some seconds."""
+    stream = f"gone-{len(options)}"
+    server.make_stream(stream, [f"{stream}.*"])
+
+    async def delete(jetstream: Any) -> None:
+        for one in await jetstream.consumers_info(stream):
+            await jetstream.delete_consumer(stream, one.name)
+
+    with penstock.publisher(server.address(f"{stream}.a", "?jetstream=true")) as publisher:
+        publisher.publish(b"before")
+        with penstock.subscriber(server.address(f"{stream}.*", f"?stream={stream}{options}")) as subscriber:
+            if "new" not in options:
+                assert bytes(subscriber.receive(LONG)) == b"before"
+            for number in range(2):
+                assert subscriber.read(0) is None  # acknowledges
+                _ask_server(server, delete)
+                publisher.publish(b"%d" % number)
+                assert bytes(subscriber.receive(LONG)) == b"%d" % number
+    assert caplog.text.count(f"of stream {stream}; reading goes on at message") == 2
+
+
+def test_a_stream_that_is_made_anew_is_read_from_its_beginning(server: Server) -> None:
+    server.make_stream("anew", ["anew.*"])
+    with penstock.publisher(server.address("anew.a", "?jetstream=true")) as publisher:
+        publisher.publish_many([b"1", b"2", b"3"])
+        with penstock.subscriber(server.address("anew.*", "?stream=anew")) as subscriber:
+            assert len(read(subscriber, 3)) == 3
+            _ask_server(server, lambda jetstream: jetstream.delete_stream("anew"))
+            server.make_stream("anew", ["anew.*"])
+            publisher.publish(b"other")
+            assert bytes(subscriber.receive(LONG)) == b"other"
+
+
 def test_where_a_reader_of_a_stream_begins(server: Server) -> None:
     server.make_stream("begun", ["begun.*"])
     where = server.address("begun.*", "?stream=begun")

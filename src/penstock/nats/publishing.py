@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock._core import Batch, Draft, Message
     from penstock.channel import Buffer
 
+LOOK_S = 1.0  # how long the answer to why nobody has confirmed is awaited
 UNDER_WAY = 256  # most messages that wait for their stream's confirmation
 Headers = dict[str, str] | None
 
@@ -125,7 +126,7 @@ class Publisher(channel.Publisher):
             return False
 
         try:
-            return self._connection.run(look(), self._access.timeout)
+            return self._connection.run(look(), min(LOOK_S, self._access.timeout))
         except (OSError, PenstockError):  # a server that does not answer
             return False
 

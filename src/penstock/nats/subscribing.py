@@ -14,6 +14,7 @@ import contextlib
 import datetime
 import itertools
 import json
+import logging
 import os
 import select
 import threading
@@ -34,7 +35,8 @@ FETCH, FETCH_S = 256, 1.0
 RETRY_S = 0.5
 GIVE_BACK_S = 5.0
 REQUEST_END_S = 1.0  # how long who leaves waits for the end of a request, which takes one round trip
-HEARTBEAT, NO_MESSAGES, EXPIRED = "100", "404", "408"  # what a server says of a request for messages
+HEARTBEAT, NO_MESSAGES, EXPIRED, NO_RESPONDERS = "100", "404", "408", "503"  # what a server says of a request
+log = logging.getLogger("penstock.nats")
 
 
 class Subscriber(channel.Subscriber):
@@ -82,6 +84,7 @@ class Subscriber(channel.Subscriber):
         self._failed = False  # the block was left by an error
         self._jetstream = bool(stream)
         self._refused = ""  # why the last request for messages was
+        self._following = 1  # after the last message of the stream that has arrived
         self._returned = 0  # messages of the consumer that were not acknowledged when this reader came
         self._gathered: list[Any] | None = None  # the returned messages fetched so far; None once all have arrived
         self._leaves = False  # ask for nothing more
@@ -107,7 +110,8 @@ class Subscriber(channel.Subscriber):
         self._consumer = stream, await self._open_consumer(stream, durable)
         self._inbox = client.new_inbox()
         self._pulled = await client.subscribe(f"{self._inbox}.*", cb=self._answered)
-        self._pulling = asyncio.create_task(self._pull(f"$JS.API.CONSUMER.MSG.NEXT.{'.'.join(self._consumer)}"))
+        self._durable = durable
+        self._pulling = asyncio.create_task(self._pull())
 
     async def _open_consumer(self, stream: str, durable: str) -> str:
         """The name of the stream's consumer, which is made where it is not there."""
@@ -146,21 +150,58 @@ class Subscriber(channel.Subscriber):
                 raise RefusedError(f"{name} reads every subject, not {self.subject} alone: take another name")
 
     async def _make_consumer(self, jetstream: Any, stream: str, durable: str) -> str:
-        from nats.js.api import ConsumerConfig, DeliverPolicy
-
         config = (await jetstream.stream_info(stream)).config
         elsewhere = config.sources or config.mirror or config.subject_transform  # its messages have other subjects
         if not elsewhere and not any(overlap(self.subject, taken) for taken in config.subjects or ()):
             taken = ", ".join(config.subjects or ())
             raise RefusedError(f"stream {stream} never has {self.subject}: its subjects are {taken}")
+        made = await jetstream.add_consumer(stream, self._wanted(durable))
+        self._following = (made.delivered.stream_seq if made.delivered is not None else 0) + 1
+        return str(made.name)
+
+    def _wanted(self, durable: str) -> Any:
+        """The consumer that is asked for."""
+        from nats.js.api import ConsumerConfig, DeliverPolicy
+
         wanted = ConsumerConfig(durable_name=durable or None, filter_subject=self.subject)
         if self._new:
             wanted.deliver_policy = DeliverPolicy.NEW
         elif self._from is not None:
             wanted.deliver_policy, wanted.opt_start_time = DeliverPolicy.BY_START_TIME, self._from
-        return str((await jetstream.add_consumer(stream, wanted)).name)
+        return wanted
 
-    async def _pull(self, subject: str) -> None:
+    async def _restore_consumer(self) -> None:
+        """Make the consumer anew where the server has none any more. It removes one without ``durable=`` that has asked
+        for nothing for 5 s (a stopped process, a cut cable), and somebody may have deleted it or its stream.
+        """
+        from nats.js.api import DeliverPolicy
+        from nats.js.errors import NotFoundError
+
+        stream, name = self._consumer
+        jetstream = self._connection.client.jetstream(timeout=self._connection.access.timeout)
+        try:
+            await jetstream.consumer_info(stream, name)
+            return  # its servers choose a leader, perhaps
+        except NotFoundError:
+            newest = (await jetstream.stream_info(stream)).state.last_seq
+        with self._lock:
+            begin = self._following
+            if self._durable:  # what was not acknowledged comes again
+                left = [*self._unacknowledged, *(message.source for message in self._waiting)]
+                begin = min([begin, *map(_sequence, left)])
+                self._waiting.clear()
+                self._bytes = 0
+        if begin > newest + 1:
+            begin = 1  # the stream was made anew
+        wanted = self._wanted(self._durable)
+        if self._following > 1:
+            wanted.deliver_policy, wanted.opt_start_seq = DeliverPolicy.BY_START_SEQUENCE, begin
+            wanted.opt_start_time = None
+        self._consumer = stream, str((await jetstream.add_consumer(stream, wanted)).name)
+        log.warning("nats://%s/%s: the server had removed the consumer %s of stream %s; reading goes on at message %d",
+                    self._connection.access.place, self.subject, name, stream, begin)  # fmt: skip
+
+    async def _pull(self) -> None:
         """Ask for messages while there is room for them, one request at a time.
 
         What a server sends for a request whose reader has just left reaches nobody, and is delivered again late and out
@@ -172,7 +213,7 @@ class Subscriber(channel.Subscriber):
         with contextlib.suppress(ConnectionClosedError):
             numbers = itertools.count()
             if self._returned:
-                await self._gather(subject, numbers)
+                await self._gather(numbers)
             for number in numbers:
                 while (room := MAX_WAITING - len(self._waiting)) <= 0 or self._bytes > MAX_WAITING_BYTES:
                     if self._leaves:
@@ -180,23 +221,29 @@ class Subscriber(channel.Subscriber):
                     await asyncio.sleep(0.01)
                 if self._leaves:
                     return
-                await self._ask(subject, number, {"batch": min(FETCH, room), "no_wait": True})
+                await self._ask(number, {"batch": min(FETCH, room), "no_wait": True})
                 if self._due > 0 and not self._refused and not self._leaves:  # there is no more: wait for the next one
                     self._may_break_off = True
-                    await self._ask(subject, next(numbers), {"batch": 1, "expires": int(FETCH_S * 1e9)})
+                    await self._ask(next(numbers), {"batch": 1, "expires": int(FETCH_S * 1e9)})
                     self._may_break_off = False
                 if self._refused:  # the stream may have been deleted, or the servers are choosing a leader
-                    await self._connection.note_error(RefusedError(self._refused))
+                    try:
+                        await self._restore_consumer()
+                    except ConnectionClosedError:
+                        raise
+                    except Exception as error:
+                        said = f"{self._refused}: {error}" if str(error) else self._refused
+                        await self._connection.note_error(RefusedError(said))
+                        await asyncio.sleep(RETRY_S)
                     self._refused = ""
-                    await asyncio.sleep(RETRY_S)
 
-    async def _gather(self, subject: str, numbers: Iterator[int]) -> None:
+    async def _gather(self, numbers: Iterator[int]) -> None:
         """Fetch what readers before this one gave back, all that is there at once, and let it be read in its order."""
         self._gathered = []
         while (missing := min(self._returned, MAX_WAITING) - len(self._gathered)) > 0 and not self._leaves:
             if sum(len(message.data) for message in self._gathered) > MAX_WAITING_BYTES:
                 break
-            await self._ask(subject, next(numbers), {"batch": min(FETCH, missing), "no_wait": True})
+            await self._ask(next(numbers), {"batch": min(FETCH, missing), "no_wait": True})
             if self._due > 0:  # there is no more, or no answer
                 break
         self._gathered.sort(key=_sequence)
@@ -204,12 +251,13 @@ class Subscriber(channel.Subscriber):
             await self._arrived(message)
         self._gathered = None
 
-    async def _ask(self, subject: str, number: int, question: dict[str, Any]) -> None:
+    async def _ask(self, number: int, question: dict[str, Any]) -> None:
         """Send one request for messages and wait for its end, while messages of it arrive."""
         from nats.errors import ConnectionClosedError
 
         self._request, self._due, self._over = f"{self._inbox}.{number}", question["batch"], asyncio.Event()
         try:
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{'.'.join(self._consumer)}"
             await self._connection.client.publish(subject, json.dumps(question).encode(), reply=self._request)
             due = -1
             while due != self._due:  # it may be lost with a connection
@@ -229,6 +277,7 @@ class Subscriber(channel.Subscriber):
             if message.subject == self._request and status != HEARTBEAT:
                 if status not in (NO_MESSAGES, EXPIRED):
                     said = (message.headers or {}).get("Description") or "nobody answers for it"
+                    said = "it is not there" if status == NO_RESPONDERS else said
                     self._refused = f"the consumer of {self._consumer[0]}: {said} ({status})"
                 self._over.set()
             return
@@ -248,6 +297,7 @@ class Subscriber(channel.Subscriber):
             about = message.metadata
             position = about.sequence.stream
             time_ns = time_ns if time_ns is not None else _nanoseconds(about.timestamp)
+            self._following = max(self._following, position + 1)
             if about.num_delivered and about.num_delivered > 1:
                 self._counters.add("redelivered", 1)
         with self._lock:

@@ -68,7 +68,7 @@ class Publisher(native.Publisher, channel.Publisher):
         if vchan_id is not None and mux is None:
             raise InvalidArgument(f"channel {name!r}: vchan_id={vchan_id} needs mux=, the multiplexer that it is on")
         if before and mux is not None:
-            raise InvalidArgument(f"channel {name!r}: a virtual channel begins with ordinal 1, so before={before} is refused")
+            raise InvalidArgument(f"channel {name!r}: a virtual channel begins with ordinal 1, not {before + 1}")
         self.name = name
         self.mux = mux
         self.reliable = reliable = is_reliable(name, overflow, reliable)

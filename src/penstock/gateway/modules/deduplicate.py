@@ -4,6 +4,9 @@ args: ``by`` (null: compares contents; else the name of a property, messages wit
 repetition after this time passes), ``max_keys`` (100000: beyond this number the oldest are forgotten). Repetitions go
 to the output ``dropped``, for modules linked to it, and are counted as filtered by this module.
 
+Between links that deliver at least once, put a ``buffer`` on the link behind it. A message that was lost further on
+(a module was removed, the gateway was killed) comes again from its source, and would be dropped here as a repetition.
+
 Example: {"name": "once", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Deduplicate"}, "args":
 {"by": "id", "window_s": 600.0}}
 """

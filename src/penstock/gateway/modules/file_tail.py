@@ -5,7 +5,7 @@ pieces), ``place`` (null; or a file that records how far lines were handled: the
 that were lost on their way are read again, and the next run continues there). Properties: ``file``, ``line`` (counted
 since the module started; with a ``place``, since that file was created). If the file does not exist, the module waits
 for it. A file that was replaced or truncated is read from its beginning, with a ``place`` after the old lines were
-handled.
+handled. Files that take its place while old lines wait are kept open, up to 100, and read in their order.
 
 Example: {"name": "lines", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:FileTail"}, "args":
 {"file": "/var/log/plc.log", "place": "plc.place"}}
@@ -18,6 +18,7 @@ import functools
 import logging
 import os
 import threading
+from collections import deque
 from typing import Any, BinaryIO
 
 from penstock.gateway.durable import UNLINKED_S, Place
@@ -25,6 +26,7 @@ from penstock.gateway.module import Outlet, Source, options
 
 LINES = 256  # how many lines are marked together
 RETRY_S = 1.0  # pause between a loss and reading again
+MAX_LATER = 100  # files that are kept open while lines of an older one wait
 log = logging.getLogger("penstock.gateway")
 
 
@@ -59,6 +61,9 @@ class FileTail(Source):
         """Publish complete lines; wait if there is none; check whether the file was replaced."""
         self._number = self._marked = 0
         self._rest = b""
+        self._later: deque[BinaryIO] = deque()  # what took the file's place since, opened at its beginning
+        self._size = 0  # of the newest of them, as last seen
+        self._is_cut = self._is_full = False  # the file was truncated; there were too many later ones
         self._file = self._open()
         self._seek()
         while not self.stopping.is_set():
@@ -66,9 +71,11 @@ class FileTail(Source):
             more = self._read()
             if self._number - self._marked >= LINES or (self._number > self._marked and not more):
                 self._reached()
+            if not more:
+                self._look()
             if not more and self._settle():
                 # Lost lines can be read again only from the file that they came from.
-                if self._replaced() and not self._in_flight():
+                if self._later and not self._in_flight():
                     self._begin_anew()
                 else:
                     self.stopping.wait(self.configuration["poll_s"])
@@ -76,8 +83,9 @@ class FileTail(Source):
             self._reached()
         while self._in_flight() and not self._cut.wait(0.002) and self._settle() and not self._is_stalled():
             pass  # lines that were lost, or are being tried again, are read again in the next run
-        if self._file is not None:
-            self._file.close()
+        for file in (self._file, *self._later):
+            if file is not None:
+                file.close()
 
     def _await_link(self) -> None:
         """With a place, wait until something is linked: before that nobody could handle the lines."""
@@ -91,7 +99,7 @@ class FileTail(Source):
     def _read(self) -> bool:
         """Publish a line if a complete one is there; returns whether something was read."""
         most = self.configuration["max_line_bytes"]
-        piece = b"" if self._file is None else self._file.readline(most - len(self._rest))
+        piece = b"" if self._file is None or self._is_cut else self._file.readline(most - len(self._rest))
         self._rest += piece
         if self._rest.endswith(b"\n") or len(self._rest) >= most:
             self._number += 1
@@ -114,7 +122,8 @@ class FileTail(Source):
         with contextlib.suppress(ValueError):
             inode, offset, number = map(int, (place or "").split())
             self._number = self._marked = number
-            if self._file is not None and there is not None and inode == there.st_ino and offset <= there.st_size:
+            same = there is not None and inode == there.st_ino and offset <= there.st_size
+            if self._file is not None and same and not self._is_cut:
                 self._file.seek(offset)
                 return True
         return False
@@ -132,13 +141,16 @@ class FileTail(Source):
     def _begin_anew(self) -> None:
         """Start with a file that was replaced or truncated, or that has just appeared."""
         first = self._file is None
-        self._file, self._rest = self._open(self._file), b""
+        if self._file is not None:
+            self._file.close()
+        self._file, self._rest, self._is_cut = self._later.popleft(), b"", False
         if first and self._place is not None:
             self._go_to(self._place.read())
         self._begin()
 
     def _reached(self) -> None:
         self._marked = self._number
+        self._look()
         if self._place is not None:
             self._place.reached(self._current_place())
             self._settle()
@@ -161,18 +173,37 @@ class FileTail(Source):
         self.stopping.wait(RETRY_S)
         return False
 
-    def _open(self, old: BinaryIO | None = None) -> BinaryIO | None:
-        if old is not None:
-            old.close()
+    def _open(self) -> BinaryIO | None:
         try:
             return open(self.configuration["file"], "rb")
         except FileNotFoundError:
             return None
 
-    def _replaced(self) -> bool:
-        file = self._file
+    def _look(self) -> None:
+        """Notice that the file was replaced or truncated, also while lines of it wait: it may happen again before they
+        are handled.
+        """
+        newest = self._later[-1] if self._later else self._file
         try:
             there = os.stat(self.configuration["file"])
         except FileNotFoundError:
-            return False
-        return file is None or there.st_ino != os.fstat(file.fileno()).st_ino or there.st_size < file.tell()
+            return
+        read = self._file.tell() if newest is self._file and self._file is not None else 0
+        same = newest is not None and there.st_ino == os.fstat(newest.fileno()).st_ino
+        before, self._size = self._size, there.st_size
+        if same and there.st_size >= max(before, read):
+            return
+        if same and newest is not self._file:
+            log.error("module %r: the file was cut short before its lines could be read", self.name)
+            return
+        if len(self._later) >= MAX_LATER:
+            if not self._is_full:
+                log.error("module %r: the file was replaced %d times while its lines waited: files are left out",
+                          self.name, MAX_LATER)  # fmt: skip
+            self._is_full = True
+            return
+        opened = self._open()
+        if opened is not None:
+            self._later.append(opened)
+            self._is_full = False
+            self._is_cut = self._is_cut or (same and newest is self._file)
