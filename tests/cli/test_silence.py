@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,16 @@ def test_a_secret_is_asked_with_and_not_printed(words: tuple[str, ...], tmp_path
         where = ["-o", str(tmp_path / "r")] if words[0] == "record" else []
         done = run(words[0], f"broker://hush@127.0.0.1:{server.port}/t", *where, *words[1:])
         assert "nothing came" in done.stderr and "token" not in done.stderr and "hush" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("what", ["calls", "another token"])
+def test_a_refusal_is_told_without_the_advice_to_wait(what: str) -> None:
+    """The publisher need not be started, and waiting does not help: something listens there, and said no."""
+    opened: Any = penstock.server("tcp://127.0.0.1:0", bytes.upper) if what == "calls" else penstock.tcp.publisher("tcp://127.0.0.1:0", token="one")
+    with opened as there:
+        done = run("sub", there.address if what == "calls" else f"{there.address}?token=two")
+    said = {"calls": "ask it with penstock.client", "another token": "the publisher refused: wrong token"}[what]
+    assert done.returncode == 1 and done.stderr.endswith(f"{said}\n") and "--wait" not in done.stderr, done.stderr
 
 
 def test_a_host_that_nobody_has_fails_at_once() -> None:

@@ -35,7 +35,8 @@ def refuse_unreachable(address: str, subscriber: Any, timeout: float | None) -> 
 
     why = unreached(subscriber, time.monotonic() + (REACH_S if timeout is None else min(timeout, REACH_S)))
     if why:
-        raise RefusedError(f"{without_secrets(address)}: {why}{TRY_ON}")
+        answered = any(session.answered for session in subscriber.sessions)
+        raise RefusedError(f"{without_secrets(address)}: {why}{'' if answered else TRY_ON}")
 
 
 def refuse_nobody(parts: Address, wait: bool | None = None) -> None:

@@ -61,6 +61,7 @@ class Session:
         self.targets = list(targets)
         self.max_reconnects = max_reconnects
         self.last_error: str | None = None
+        self.answered = False  #: whether the last attempt was answered, by a refusal or by what is no publisher
         self.disagrees = False  #: whether its publisher's type does not match ours
         self.refused = ""  #: why reading ends, where the publisher cannot give what was asked for
         self.connections = 0
@@ -137,7 +138,7 @@ class Session:
             if attempt is not self._attempt or self._state is SessionState.ENDED:
                 return
             self._attempt = None
-            self.last_error = str(error)
+            self.last_error, self.answered = str(error), isinstance(error, (RefusedError, ProtocolError))
             # An absent publisher may still come. One that refuses does so until a person changes something: warn.
             log = self._warnings.warn if isinstance(error, RefusedError) else logger.debug
             log("session to %s: %s", self._target_name(attempt.target), error)
