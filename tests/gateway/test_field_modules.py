@@ -292,6 +292,15 @@ def test_lines_go_into_a_file_that_is_turned_over(gateway: Gateway, tmp_path: Pa
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+def test_a_batch_that_is_larger_than_a_file_may_be_goes_into_several(gateway: Gateway, tmp_path: Path) -> None:
+    gateway.add_module("out", modules.FileOut, {"file": str(tmp_path / "out"), "max_bytes": 20, "keep": 2})
+    out = gateway.module("out")
+    out.receive_many([GatewayMessage(b"%d" % number * 7) for number in range(9)])
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert sizes == {"out": 8, "out.1": 16, "out.2": 16}
+    assert (tmp_path / "out").read_bytes() == b"8888888\n"
+
+
 def test_json_lines_hold_everything(gateway: Gateway, tmp_path: Path) -> None:
     at(gateway, modules.FileOut, {"file": str(tmp_path / "out"), "format": "json"})
     say(gateway, b"text", b"\xff", k="v")

@@ -98,8 +98,9 @@ def test_logger(gateway: Gateway, tmp_path: Path, caplog: pytest.LogCaptureFixtu
 def test_printer(gateway: Gateway, capfd: pytest.CaptureFixture[str]) -> None:
     through(gateway, modules.Printer, {"format": "{k} {missing} {size} {content.__class__} {content}"})
     say(gateway, b"text", k="v")
-    eventually(lambda: gateway.broker.info(gateway.module("it")).handled == 1)
-    assert capfd.readouterr().out == "v - 4 - text\n"
+    say(gateway, b"\x1b[2J\nforged\x07\tline", k="a\u202eb")
+    eventually(lambda: gateway.broker.info(gateway.module("it")).handled == 2)
+    assert capfd.readouterr().out == "v - 4 - text\na\\u202eb - 17 - \\x1b[2J\\nforged\\x07\tline\n"
 
 
 def test_metrics(gateway: Gateway) -> None:
@@ -244,6 +245,22 @@ def test_file_tail_reads_once_more_what_was_lost_on_its_way(tmp_path: Path) -> N
         eventually(lambda: sink.got[-1:] == [b"new"])
         assert b"last 1" in sink.got
         assert b"last 2" in sink.got
+
+
+@pytest.mark.parametrize("place", [b"", b"1 2", b"\xb2\0", b"1 2 x"])
+def test_file_tail_reads_everything_where_its_place_is_damaged(
+    tmp_path: Path, place: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "lines").write_bytes(b"a\nb\n")
+    (tmp_path / "place").write_bytes(place)
+    with Gateway() as gateway:
+        gateway.add_module("sink", Collector)
+        args = {"file": str(tmp_path / "lines"), "poll_s": 0.01, "place": str(tmp_path / "place")}
+        gateway.add_module("tail", modules.FileTail, args)
+        gateway.add_link("tail", "sink")
+        gateway.start()
+        eventually(lambda: gateway.module("sink").got == [b"a", b"b"])
+    assert caplog.text.count(f"its place {tmp_path / 'place'} is damaged") == 1
 
 
 @pytest.mark.parametrize("how", ["replaced", "truncated"])

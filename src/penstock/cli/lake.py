@@ -143,7 +143,9 @@ def compact(
 @app.command()
 def vacuum(
     lake: Lake,
-    hours: Annotated[int, typer.Option(help="Keep files that a version of the last hours needs.", min=1, max=1_000_000)] = 168,
+    hours: Annotated[
+        int, typer.Option(help="Keep files that a version of the last hours needs.", min=1, max=1_000_000)
+    ] = 168,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Name the files, delete none.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -241,9 +241,9 @@ class Place:
         self.handled = ""  # everything up to this place was handled, in this run
 
     def read(self) -> str | None:
-        """The place up to which everything was handled; None if there is none yet."""
+        """The place up to which all was handled; None if there is none yet. After a power cut it may be empty."""
         with contextlib.suppress(FileNotFoundError):
-            return self._path.read_text()[:4096].strip() or None
+            return self._path.read_text(errors="replace")[:4096].strip()
         return None
 
     def begin(self, place: str) -> None:

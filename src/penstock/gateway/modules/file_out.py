@@ -62,20 +62,30 @@ class FileOut(Module):
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
         """Write them together."""
-        data = b"".join(map(self._line, messages))
-        bound = self.configuration["max_bytes"]
+        bound: int | None = self.configuration["max_bytes"]
+        part: list[bytes] = []
         size = os.fstat(self._number).st_size
-        if bound is not None and size and size + len(data) > bound:
-            self._rotate()
-            size = 0
+        for line in map(self._line, messages):
+            if bound is not None and size and size + len(line) > bound:
+                self._write(part)
+                self._rotate()
+                size, part = 0, []
+            part.append(line)
+            size += len(line)
+        self._write(part)
+
+    def _write(self, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        size = os.fstat(self._number).st_size
         try:
-            left = memoryview(data)
+            left = memoryview(b"".join(lines))
             while left:
                 left = left[os.write(self._number, left) :]
             if self.configuration["sync"]:
                 os.fsync(self._number)
         except OSError:
-            os.ftruncate(self._number, size)  # remove what was written: the batch may be tried again
+            os.ftruncate(self._number, size)  # remove what was written: the messages may be tried again
             raise
 
     def receive(self, message: GatewayMessage) -> None:

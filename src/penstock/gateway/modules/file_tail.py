@@ -13,20 +13,18 @@ Example: {"name": "lines", "loader": {"name": "python", "entrypoint": "penstock.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
 import threading
-from collections import deque
-from typing import Any, BinaryIO
+from typing import Any
 
 from penstock.gateway.durable import UNLINKED_S, Place
+from penstock.gateway.later_files import LaterFiles
 from penstock.gateway.module import Outlet, Source, options
 
 LINES = 256  # how many lines are marked together
 RETRY_S = 1.0  # pause between a loss and reading again
-MAX_LATER = 100  # files that are kept open while lines of an older one wait
 log = logging.getLogger("penstock.gateway")
 
 
@@ -61,10 +59,8 @@ class FileTail(Source):
         """Publish complete lines; wait if there is none; check whether the file was replaced."""
         self._number = self._marked = 0
         self._rest = b""
-        self._later: deque[BinaryIO] = deque()  # what took the file's place since, opened at its beginning
-        self._size = 0  # of the newest of them, as last seen
-        self._is_cut = self._is_full = False  # the file was truncated; there were too many later ones
-        self._file = self._open()
+        self._later = LaterFiles(self.configuration["file"], self.name)
+        self._file = self._later.open()
         self._seek()
         while not self.stopping.is_set():
             self._await_link()
@@ -72,7 +68,7 @@ class FileTail(Source):
             if self._number - self._marked >= LINES or (self._number > self._marked and not more):
                 self._reached()
             if not more:
-                self._look()
+                self._later.look(self._file)
             if not more and self._settle():
                 # Lost lines can be read again only from the file that they came from.
                 if self._later and not self._in_flight():
@@ -83,9 +79,9 @@ class FileTail(Source):
             self._reached()
         while self._in_flight() and not self._cut.wait(0.002) and self._settle() and not self._is_stalled():
             pass  # lines that were lost, or are being tried again, are read again in the next run
-        for file in (self._file, *self._later):
-            if file is not None:
-                file.close()
+        self._later.close()
+        if self._file is not None:
+            self._file.close()
 
     def _await_link(self) -> None:
         """With a place, wait until something is linked: before that nobody could handle the lines."""
@@ -99,7 +95,7 @@ class FileTail(Source):
     def _read(self) -> bool:
         """Publish a line if a complete one is there; returns whether something was read."""
         most = self.configuration["max_line_bytes"]
-        piece = b"" if self._file is None or self._is_cut else self._file.readline(most - len(self._rest))
+        piece = b"" if self._file is None or self._later.is_cut else self._file.readline(most - len(self._rest))
         self._rest += piece
         if self._rest.endswith(b"\n") or len(self._rest) >= most:
             self._number += 1
@@ -119,11 +115,17 @@ class FileTail(Source):
     def _go_to(self, place: str | None) -> bool:
         """Go to a place that ``_current_place`` wrote; False if it is not in this file."""
         there = os.fstat(self._file.fileno()) if self._file is not None else None
-        with contextlib.suppress(ValueError):
-            inode, offset, number = map(int, (place or "").split())
+        if place is None:
+            return False
+        try:
+            inode, offset, number = map(int, place.split())
+        except ValueError:
+            log.error("module %r: its place %s is damaged (%r): the file is read from its beginning", self.name,
+                      self.configuration["place"], place[:100])  # fmt: skip
+        else:
             self._number = self._marked = number
             same = there is not None and inode == there.st_ino and offset <= there.st_size
-            if self._file is not None and same and not self._is_cut:
+            if self._file is not None and same and not self._later.is_cut:
                 self._file.seek(offset)
                 return True
         return False
@@ -143,14 +145,14 @@ class FileTail(Source):
         first = self._file is None
         if self._file is not None:
             self._file.close()
-        self._file, self._rest, self._is_cut = self._later.popleft(), b"", False
+        self._file, self._rest = self._later.take(), b""
         if first and self._place is not None:
             self._go_to(self._place.read())
         self._begin()
 
     def _reached(self) -> None:
         self._marked = self._number
-        self._look()
+        self._later.look(self._file)
         if self._place is not None:
             self._place.reached(self._current_place())
             self._settle()
@@ -172,38 +174,3 @@ class FileTail(Source):
         self._begin()
         self.stopping.wait(RETRY_S)
         return False
-
-    def _open(self) -> BinaryIO | None:
-        try:
-            return open(self.configuration["file"], "rb")
-        except FileNotFoundError:
-            return None
-
-    def _look(self) -> None:
-        """Notice that the file was replaced or truncated, also while lines of it wait: it may happen again before they
-        are handled.
-        """
-        newest = self._later[-1] if self._later else self._file
-        try:
-            there = os.stat(self.configuration["file"])
-        except FileNotFoundError:
-            return
-        read = self._file.tell() if newest is self._file and self._file is not None else 0
-        same = newest is not None and there.st_ino == os.fstat(newest.fileno()).st_ino
-        before, self._size = self._size, there.st_size
-        if same and there.st_size >= max(before, read):
-            return
-        if same and newest is not self._file:
-            log.error("module %r: the file was cut short before its lines could be read", self.name)
-            return
-        if len(self._later) >= MAX_LATER:
-            if not self._is_full:
-                log.error("module %r: the file was replaced %d times while its lines waited: files are left out",
-                          self.name, MAX_LATER)  # fmt: skip
-            self._is_full = True
-            return
-        opened = self._open()
-        if opened is not None:
-            self._later.append(opened)
-            self._is_full = False
-            self._is_cut = self._is_cut or (same and newest is self._file)

@@ -2,7 +2,8 @@
 
 args: ``format`` ("{content}"; also {properties}, {size}, {time}, {source} and {NAME} of any property), ``max_bytes``
 (200).
-A missing property is shown as "-". The format is filled in by name only: no attributes, no indexes.
+A missing property is shown as "-", a control character as its escape (``\\n``, ``\\x1b``). The format is filled in by
+name only: no attributes, no indexes.
 
 Example: {"name": "show", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Printer"}, "args":
 {"format": "{source} {deviceId}: {content}"}}
@@ -17,6 +18,7 @@ from typing import Any
 
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.module import Module, options
+from penstock.printable import printable
 
 _NAME = re.compile(r"\{([^{}]*)\}")
 
@@ -35,7 +37,9 @@ class Printer(Module):
         """Print one line."""
 
         def value(match: re.Match[str]) -> str:
-            name = match[1]
+            return printable(text_of(match[1]), keep="\t")
+
+        def text_of(name: str) -> str:
             if name == "content":
                 return bytes(message.content[: self.configuration["max_bytes"]]).decode(errors="backslashreplace")
             if name == "properties":
