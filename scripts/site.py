@@ -64,6 +64,7 @@ html_theme = "furo"
 html_title = "Penstock"
 highlight_language = "text"
 myst_heading_anchors = 3
+myst_enable_extensions = ["html_image"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 suppress_warnings = ["ref.python", "docutils", "misc.highlighting_failure"]

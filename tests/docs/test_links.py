@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
+IMAGE = re.compile(r'<img src="([^"]+)"')
 ANCHOR = re.compile(r"""<a (?:id|name)=["']([^"']+)["']""")
 
 
@@ -22,7 +23,7 @@ def prose(page: Path) -> str:
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
     """The file and the anchor ("" for none) of each link that stays inside of the project."""
-    for target in LINK.findall(prose(page)):
+    for target in LINK.findall(prose(page)) + IMAGE.findall(prose(page)):
         if not re.match(r"[a-z]+:", target):
             file, _, anchor = target.partition("#")
             yield ((page.parent / file).resolve() if file else page), anchor
