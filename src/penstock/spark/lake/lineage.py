@@ -163,7 +163,8 @@ def _first(place: Place, start: int, end: int) -> Message | None:
         except CorruptionError:
             if names != NAMES:
                 raise
-            names = NAMES[:-1]  # what is damaged after it was archived is not to keep the rest from the lake
+            # a payload damaged after it was archived must not stop the archive: read the other columns
+            names = NAMES[:-1]
     return None
 
 
