@@ -198,6 +198,36 @@ def test_a_consumer_that_the_server_removed_is_made_anew_where_it_was(
     assert caplog.text.count(f"of stream {stream}; reading goes on at message") == 2
 
 
+def test_a_stream_without_a_leader_is_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of a cluster was killed: for seconds nobody answers for the stream, although it is there."""
+    from nats.js.errors import NoStreamResponseError
+
+    server.make_stream("led", ["led.*"])
+    with penstock.publisher(server.address("led.a", "?jetstream=true")) as publisher:
+        publish, asked = publisher._jetstream.publish, []  # type: ignore[attr-defined]
+
+        async def without_leader(subject: str, data: bytes, **options: Any) -> Any:
+            asked.append(data)
+            if len(asked) <= 4 and data != b"2":
+                raise NoStreamResponseError
+            return await publish(subject, data, **options)
+
+        monkeypatch.setattr(publisher._jetstream, "publish", without_leader)  # type: ignore[attr-defined]
+        assert publisher.publish_many([b"1", b"2", b"3"]) == 3
+        assert asked == [b"1", b"2", b"3", b"1", b"3", b"1"], "only what was not stored goes again"
+        monkeypatch.setattr(publisher._jetstream, "publish", _nobody)  # type: ignore[attr-defined]
+        with pytest.raises(TimeoutError, match=r"no leader|did not answer"):
+            publisher.publish(b"x", timeout=0.5)
+    with penstock.subscriber(server.address("led.*", "?stream=led")) as subscriber:
+        assert sorted(map(bytes, read(subscriber, 3))) == [b"1", b"2", b"3"]
+
+
+async def _nobody(*_: Any, **__: Any) -> Any:
+    from nats.js.errors import NoStreamResponseError
+
+    raise NoStreamResponseError
+
+
 def test_a_stream_that_is_made_anew_is_read_from_its_beginning(server: Server) -> None:
     server.make_stream("anew", ["anew.*"])
     with penstock.publisher(server.address("anew.a", "?jetstream=true")) as publisher:
@@ -759,6 +789,13 @@ def test_subjects_and_headers() -> None:
     for refused in ({"a": "line\nend"}, {"a": " b"}, {"a": "b\t"}, {"a b": ""}, {"a:": ""}, {"full": "x" * 65_533}):
         with pytest.raises(InvalidArgument, match=r"cannot be a header|longer than 65536 bytes"):
             headers_of(refused, None)
+    for when in (float("nan"), 1.5, "7", True, 2**63, -(2**63)):
+        with pytest.raises((TypeError, InvalidArgument), match="timestamp_ns"):
+            headers_of({}, when)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="timestamp_ns="):
+        headers_of({"penstock-time-ns": "1"}, None)
+    with pytest.raises(InvalidArgument, match="4000 bytes"):
+        check_subject("x" * 4000, wildcards=False)
 
 
 def test_with_tls_nothing_is_sent_to_a_server_that_has_none() -> None:

@@ -804,7 +804,40 @@ def test_an_http_endpoint_that_is_not_allowed_names_the_setting(tmp_path):
 def test_the_lake_is_its_makers_alone(tmp_path):
     make(tmp_path / "j", 10)
     lake.archive(None, str(tmp_path / "j"), tmp_path / "new" / "lake")
-    assert (tmp_path / "new" / "lake").stat().st_mode & 0o777 == 0o700
+    made = tmp_path / "new" / "lake"
+    assert {path.stat().st_mode & 0o777 for path in (made, *made.glob("date=*"))} == {0o700}
+    made.chmod(0o2750)  # from here on others may read it, later days too
+    with store(made).create("date=2100-01-01/x.parquet") as file:
+        file.write(b"x")
+    assert (made / "date=2100-01-01").stat().st_mode & 0o7777 == 0o2750
+
+
+def test_a_forked_process_is_refused_in_words(tmp_path):
+    make(tmp_path / "j", 10)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    child = os.fork()
+    if child == 0:
+        try:
+            lake.info(tmp_path / "lake")
+        except StateError as error:
+            os._exit("by spawn, not by fork" not in str(error))
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_compaction_that_cannot_be_committed_leaves_no_file(tmp_path, monkeypatch):
+    make(tmp_path / "j", 300)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=50)
+
+    def full(name):
+        if name == "before commit":
+            raise OSError(errno.ENOSPC, "No space left")
+
+    monkeypatch.setattr(delta, "step", full)
+    with pytest.raises(OSError, match="No space left"):
+        lake.compact(None, tmp_path / "lake", most_files=1)
+    assert lake.verify(tmp_path / "lake").orphans == []
 
 
 def test_follow_commits_again_and_again_and_compacts_beside(tmp_path):

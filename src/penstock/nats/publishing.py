@@ -13,7 +13,7 @@ from penstock import channel
 from penstock._core import Counters
 from penstock._core.broker import reserve
 from penstock.carry import time_of
-from penstock.channel import Ledger, check_subscribers, check_timeout, telling_published
+from penstock.channel import Deadline, Ledger, check_subscribers, check_timeout, telling_published
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, PenstockError, RefusedError
 from penstock.nats.connection import Access, Connection, check_subject, headers_of
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock._core import Batch, Draft, Message
     from penstock.channel import Buffer
 
+AGAIN_S = 0.1  # before what no stream has answered for is sent again
 LOOK_S = 1.0  # how long the answer to why nobody has confirmed is awaited
 UNDER_WAY = 256  # most messages that wait for their stream's confirmation
 Headers = dict[str, str] | None
@@ -107,8 +108,16 @@ class Publisher(channel.Publisher):
         return len(items)
 
     def _deliver(self, items: list[tuple[bytes, Headers]], within: float | None) -> None:
+        deadline = Deadline(within)
         try:
-            self._connection.run(self._publish(items), within)
+            while left := self._connection.run(self._publish(items), deadline.left):
+                # Nobody answered for the stream: it is not there, or its servers are choosing a leader.
+                items = left
+                if self._no_stream():
+                    raise self._refusal()
+                if deadline.passed:
+                    raise TimeoutError(f"the stream that takes {self.subject} had no leader for {within:g} s")
+                time.sleep(AGAIN_S)
         except TimeoutError:
             if self._jetstream is not None and self._no_stream():
                 raise self._refusal() from None
@@ -123,6 +132,8 @@ class Publisher(channel.Publisher):
                 await self._jetstream.find_stream_name_by_subject(self.subject)
             except NotFoundError:
                 return True
+            except Exception:  # the servers choose a leader, or do not answer
+                return False
             return False
 
         try:
@@ -133,20 +144,25 @@ class Publisher(channel.Publisher):
     def _refusal(self) -> RefusedError:
         return RefusedError(f"no stream takes the subject {self.subject}: make one, or publish without jetstream=true")
 
-    async def _publish(self, items: list[tuple[bytes, Headers]]) -> None:
+    async def _publish(self, items: list[tuple[bytes, Headers]]) -> list[tuple[bytes, Headers]]:
+        """Returns those for which no stream has answered, which are not stored."""
         if self._jetstream is not None:
             from nats.js.errors import NoStreamResponseError
 
             sent = [self._jetstream.publish(self.subject, data, headers=headers) for data, headers in items]
-            try:
-                await asyncio.gather(*sent)
-            except NoStreamResponseError:
-                raise self._refusal() from None
-            return
+            answers = await asyncio.gather(*sent, return_exceptions=True)
+            unanswered = []
+            for item, answer in zip(items, answers, strict=True):
+                if isinstance(answer, NoStreamResponseError):
+                    unanswered.append(item)
+                elif isinstance(answer, BaseException):
+                    raise answer
+            return unanswered
         client = self._connection.client
         for data, headers in items:
             await client.publish(self.subject, data, headers=headers)
         await client.flush(self._access.timeout)
+        return []
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
         """Wait for the connection only: a NATS server does not say who subscribes."""

@@ -194,7 +194,7 @@ def _write(
         delta.commit(where, table, files, moved=moved, note=note, last=last)
     except Exception as error:
         if not isinstance(error, CorruptionError):  # where damage was found, delete nothing
-            where.delete(file.name for file in files if not _is_committed(where, file))
+            where.delete(file.name for file in files if not delta.is_committed(where, file))
         raise
     for span in spans if lossy else ():
         begin = span.start if span.known is None else span.known
@@ -214,11 +214,6 @@ def _deleted(
         if ranges[result["number"]].journal == span.place.uuid:
             found += [(low, high) for low, high in result["deleted"]]
     return [(low, high) for low, high in found if low < high]
-
-
-def _is_committed(where: Store, file: File) -> bool:
-    """Whether some version names a file: then it must stay, whatever else failed."""
-    return any(action["path"] == file.name for action in delta.live_files(delta.open_table(where)))
 
 
 def _check(where: Store, results: Sequence[Mapping[str, Any]], ranges: Sequence[Any]) -> None:

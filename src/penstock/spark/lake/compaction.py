@@ -143,8 +143,8 @@ def _merge(spark: SparkSession | None, where: Store, table: Any, groups: list[li
             where, table, files, removed=removed, moved={}, note={"do": "compact"},
             still_holds=lambda now: wanted_paths <= {action["path"] for action in delta.live_files(now)},
         )  # fmt: skip
-    except (delta.Superseded, CorruptionError):
-        where.delete(file.name for file in files)
+    except Exception:
+        where.delete(file.name for file in files if not delta.is_committed(where, file))
         raise
     return len(files)
 

@@ -50,6 +50,7 @@ def open_table(where: Store, version: int | None = None) -> DeltaTable:
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
+    _check_process()
     if where.path is not None and where.path.is_file():
         raise InvalidArgument(f"{where.uri} is a file; a lake is a directory")
     try:
@@ -70,6 +71,17 @@ def open_table(where: Store, version: int | None = None) -> DeltaTable:
         raise CorruptionError(text, where.uri) from error
 
 
+_used_in: list[int] = []  # the process in which deltalake was first used
+
+
+def _check_process() -> None:
+    """deltalake has no threads in a forked child: it panics there, which no ``except Exception`` catches."""
+    if not _used_in:
+        _used_in.append(os.getpid())
+    if _used_in[0] != os.getpid():
+        raise StateError("this process was forked from one that has used a lake: start it by spawn, not by fork")
+
+
 def _causes(error: BaseException) -> list[str]:
     """deltalake gives a line for each layer, the cause last, in colours."""
     lines = (re.sub(r"\x1b\[[0-9;]*m|\u21b3", "", line).strip() for line in str(error).splitlines())
@@ -80,6 +92,7 @@ def exists(where: Store) -> bool:
     """Whether there is a table."""
     from deltalake import DeltaTable
 
+    _check_process()
     try:
         return bool(DeltaTable.is_deltatable(where.uri, dict(where.options) or None))
     except OSError as error:
@@ -300,6 +313,11 @@ def _landed(table: DeltaTable, added: Sequence[File], moved: Mapping[str, tuple[
     return all(file.name in live for file in added) and all(
         (reached(table, journal) or 0) >= end for journal, (_, end) in moved.items()
     )
+
+
+def is_committed(where: Store, file: File) -> bool:
+    """Whether the newest version names a file: then it must stay, whatever else failed."""
+    return any(action["path"] == file.name for action in live_files(open_table(where)))
 
 
 def check_files(where: Store, files: Iterable[File], nodes: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -67,11 +68,18 @@ class Store:
                 yield stream
             return
         target = path / name
-        target.parent.mkdir(mode=0o700, exist_ok=True)
+        self._make_folder(target.parent)
         with _whole(target), target.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
+
+    def _make_folder(self, folder: Path) -> None:
+        """A folder of the lake. Whoever may read the lake may read the folders of later days too."""
+        missing = [part for part in (folder.parent, folder) if not part.exists()]
+        for part in missing:
+            part.mkdir(mode=0o700, exist_ok=True)
+            part.chmod(stat.S_IMODE(part.parent.stat().st_mode))
 
     def begin_round(self) -> Store:
         """The same store, for tasks whose files can be found again should one of them fail."""
@@ -94,7 +102,7 @@ class Store:
                 stream.write(data)
             return
         target = path / name
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_folder(target.parent)
         draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
         with _whole(draft):
             with draft.open("xb") as file:
