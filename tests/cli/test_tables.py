@@ -116,12 +116,12 @@ def test_top_shows_trouble_first_and_follows_its_keys() -> None:
         return [chosen.block.name for chosen in view.chosen(state)]
 
     assert names() == ["/b", "/c", "/d", "/a"]
-    assert view.press("s", 2) and view.sort == "rate" and names()[0] == "/a"
+    assert view.handle_key("s", 2) and view.sort == "rate" and names()[0] == "/a"
     for key in ("/", "c", "x", "backspace", "enter"):
-        assert view.press(key, 2)
+        assert view.handle_key(key, 2)
     assert names() == ["/c"] and not view.typing
-    assert view.press("/", 2) and view.press("escape", 2) and len(names()) == 4
-    assert view.press("page down", 2) and view.first == 2 and view.press("up", 2) and view.first == 1
-    assert view.press("end", 2) and view.first > 4 and view.press("home", 2) and view.first == 0
-    assert view.press(" ", 2) and view.paused
-    assert not view.press("q", 2)
+    assert view.handle_key("/", 2) and view.handle_key("escape", 2) and len(names()) == 4
+    assert view.handle_key("page down", 2) and view.first == 2 and view.handle_key("up", 2) and view.first == 1
+    assert view.handle_key("end", 2) and view.first > 4 and view.handle_key("home", 2) and view.first == 0
+    assert view.handle_key(" ", 2) and view.paused
+    assert not view.handle_key("q", 2)

@@ -64,7 +64,7 @@ def test_deadlines_and_tries() -> None:
     assert state.floor == 1, "what is dead is not done until its owner has moved it"
     again = kept(state)
     assert offer(again, [2], 3, 0) == [] and due(again, 0) == [(2, 2)], "nor is it delivered after a restart"
-    again = restore([state.encode(), state.burial(2)])["q"]
+    again = restore([state.encode(), state.done_record(2)])["q"]
     assert offer(again, [2], 3, 0) == [] and due(again, 0) == [], "the note that goes with its copy says that it is done"
     assert state.floor == 1 and state.places.acknowledge_each(2) and state.floor == 2
 

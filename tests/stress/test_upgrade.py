@@ -66,12 +66,12 @@ def test_node_by_node_and_the_brokers_by_take_over(old: str, tmp_path: Path) -> 
                 node.program = ""
                 node.start()
                 wait_until(scene.in_step, GOES_ON_S, f"all nodes are in step after the upgrade of {node.name}")
-                scene.goes_on([f"the upgrade of {node.name}"], logged_bytes(report) + MORE)
+                scene.wait_for_progress([f"the upgrade of {node.name}"], logged_bytes(report) + MORE)
                 assert versions(scene.cluster) == [new] * done + [old] * (3 - done)
             for _ in range(2):
                 leading = scene.leading()
                 assert scene.brokers[leading].end() == 0
-                scene.goes_on(["the end of the broker that led"], logged_bytes(report) + MORE)
+                scene.wait_for_progress(["the end of the broker that led"], logged_bytes(report) + MORE)
                 assert scene.leading() != leading
                 scene.brokers[leading].start()
             assert scene.ended == []

@@ -308,7 +308,7 @@ class Broker:
 
     def _forget_stuck(self, queue: Queue) -> None:
         self._stuck.pop(queue, None)
-        queue.unstuck()
+        queue.clear_stuck()
 
     def leave(self, queue: Queue, consumer: Consumer, delivered: bool = True) -> None:
         """A consumer has left the queue."""
@@ -713,7 +713,7 @@ class Broker:
             except Exception as error:
                 # try again later: the journal may be repaired, or SEEK may skip the message
                 self._stuck[queue] = now_ns + UNREADABLE_NS
-                queue.stuck(error)
+                queue.mark_stuck(error)
                 if not isinstance(error, PenstockError | OSError):
                     logger.exception("queue %s: internal error of the broker", queue.name)
                     failed.append(queue)

@@ -262,16 +262,16 @@ class Queue:
     def postpone(self, position: int, error: Exception, now_ns: int) -> None:
         """A message that is due for redelivery cannot be read: try again later, without delaying the others."""
         self.state.postpone(position, now_ns + UNREADABLE_NS)
-        self.stuck(error, now_ns + UNREADABLE_NS + TELL_NS)
+        self.mark_stuck(error, now_ns + UNREADABLE_NS + TELL_NS)
 
-    def stuck(self, error: Exception, until_ns: int = NO_DEADLINE) -> None:
-        """Log and report that a message cannot be delivered, until then or until ``unstuck``."""
+    def mark_stuck(self, error: Exception, until_ns: int = NO_DEADLINE) -> None:
+        """Log and report that a message cannot be delivered, until then or until ``clear_stuck``."""
         log.error("queue %s: %s", self.name, error)
         what = "dead letters wait" if isinstance(error, RefusedError) else "failed to read a message"
         self._trouble, self._trouble_until_ns = f"{what}: {error}", until_ns
         self._set_state_text(self._trouble)
 
-    def unstuck(self) -> None:
+    def clear_stuck(self) -> None:
         """The next message can be read again, or was skipped."""
         if self._trouble_until_ns == NO_DEADLINE:
             self._trouble = ""

@@ -227,7 +227,7 @@ def _tell_silence(recorder: Recorder, silences: silence.Silences, opened_as: Map
     for source in recorder.sources:
         if not source.messages and not source.waiting and not source.error:
             silence.tell(source.address, source.subscriber, opened_as.get(source.address, source.address))
-            silences.told(source.address, source.subscriber)
+            silences.mark_reported(source.address, source.subscriber)
 
 
 def _tell_errors(recorder: Recorder, told: dict[str, str]) -> None:

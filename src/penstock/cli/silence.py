@@ -105,7 +105,7 @@ class Silences:
         self._reported: set[str] = set()
         self._cut: set[str] = set()  # those without a connection
 
-    def told(self, address: str, handle: Any) -> None:
+    def mark_reported(self, address: str, handle: Any) -> None:
         """This silence of the address has been explained already."""
         self._reported.add(address)
         (self._cut.add if _cut(handle) else self._cut.discard)(address)

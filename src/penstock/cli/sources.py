@@ -229,6 +229,6 @@ class Reader:
             exits.told(f"{self.waits_for}; waiting")
         elif len(self.sources) == 1:
             silence.tell(self.sources[0].address, self.sources[0].subscriber, self.sources[0].where)
-            self.silences.told(self.sources[0].address, self.sources[0].subscriber)
+            self.silences.mark_reported(self.sources[0].address, self.sources[0].subscriber)
         else:
             exits.told(f"nothing came yet from any of {len(self.sources)} addresses")

@@ -71,7 +71,7 @@ class View:
     paused: bool = False
     typing: bool = False
 
-    def press(self, key: str, page: int) -> bool:
+    def handle_key(self, key: str, page: int) -> bool:
         """Do what a key means; False to end."""
         if self.typing:
             self._type(key)
@@ -127,7 +127,7 @@ def _live(watcher: Watcher, every: float, count: int | None, view: View) -> None
     with keys.pressed() as key, Live(console=console, screen=count is None, auto_refresh=False) as live:
         while count is None or looks < count:
             page = max(1, console.height - 3)
-            if not view.press(key(due - time.monotonic()), page):
+            if not view.handle_key(key(due - time.monotonic()), page):
                 return
             if time.monotonic() >= due:
                 due, looks = time.monotonic() + every, looks + 1

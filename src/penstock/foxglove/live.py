@@ -62,7 +62,7 @@ class Live:
         self._recordings: dict[Path, bool] = {}  # for each journal, whether a recorder writes it
         self._silent: set[str] = set()  # addresses that were given by name and have no publisher
 
-    def tend(self) -> None:
+    def refresh_topics(self) -> None:
         """Announce new addresses, withdraw those that have gone, and read those with viewers."""
         found = self._addresses()
         for address in self.board.topics.keys() - found.keys():

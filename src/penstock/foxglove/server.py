@@ -123,7 +123,7 @@ class Server:
         deadline = None if seconds is None else time.monotonic() + seconds
         while deadline is None or time.monotonic() < deadline:
             if self.live is not None:
-                self.live.tend()
+                self.live.refresh_topics()
             try:
                 self._wake.get(timeout=TEND_S)
                 while True:  # several wake-ups count as one

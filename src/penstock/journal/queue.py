@@ -127,7 +127,7 @@ class Queue:
     def _store_tries(self, dead: list[int], again: list[int], fresh: list[Message]) -> None:
         """Bury the dead ones, and store the tries of the others."""
         try:
-            self._bury(dead)
+            self._dead_letter(dead)
             if again or fresh:
                 self.flush()
         # a full disk: they are not delivered, so they are not in flight and the try does not count
@@ -189,13 +189,13 @@ class Queue:
         """End a wait: the journal was closed."""
         self._watch.wake()
 
-    def _bury(self, dead: list[int]) -> None:
+    def _dead_letter(self, dead: list[int]) -> None:
         """Copy messages to the dead letters and acknowledge the originals, in one commit."""
         topic = self.state.settings.dead_letter or f"dead.{self.name}"
         for position in dead:
             with self._journal.queue_lock:
                 tries = self._places.deliveries(position)
-                note = self.state.burial(position)
+                note = self.state.done_record(position)
                 if not 0 < self.state.settings.max_tries <= tries:  # meanwhile the queue was moved, or has more tries
                     self._places.postpone(position, time.time_ns())
                     continue

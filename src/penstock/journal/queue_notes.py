@@ -110,7 +110,7 @@ class QueueState:
             return self._record(OLD_NOTE.pack(DELETED, 0, 0))
         return self._record(_settings_note(self.settings), _sized(PLACES, self.places.snapshot()))
 
-    def burial(self, position: int) -> bytes:
+    def done_record(self, position: int) -> bytes:
         """The record that marks a message as done, for the commit that stores its copy. Acknowledge the message after
         that commit."""
         return self._record(_sized(PLACES, self.places.done_record(position)))

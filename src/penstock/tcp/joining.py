@@ -110,7 +110,7 @@ class Joining:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
         self._socket.close()
-        self._publisher.left(self)
+        self._publisher.remove_joining(self)
 
     def _on_timeout(self) -> None:
         self.abandon(f"no handshake within {self._publisher.handshake_timeout:g} s")

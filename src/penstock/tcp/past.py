@@ -71,7 +71,7 @@ class Feeder:
             self._source.close()
             publisher = self._publisher()
             if publisher is not None:
-                publisher.fed(self)
+                publisher.remove_feeder(self)
 
     def _feed(self) -> None:
         while self.outlet.subscriber_count:

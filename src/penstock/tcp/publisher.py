@@ -388,7 +388,7 @@ class Publisher(PublisherContract):
             self._changed.notify_all()
         logger.debug("%s: %s joined at %d of the past", self.address, joining.name, opened.position)
 
-    def fed(self, feeder: Feeder) -> None:
+    def remove_feeder(self, feeder: Feeder) -> None:
         """Its peer has gone."""
         with self._changed:
             self._feeders.remove(feeder)
@@ -403,7 +403,7 @@ class Publisher(PublisherContract):
             self._warnings.warn("%s: %s closed: %s", self.address, joining.name, error)
             self._outlet.error()  # count after logging: who sees the count finds the line in the log
 
-    def left(self, joining: Joining) -> None:
+    def remove_joining(self, joining: Joining) -> None:
         """Its connection is closed. Last: until then ``close`` finds it and waits for its lock."""
         with self._changed:
             self._joining.pop(joining, None)

@@ -124,10 +124,10 @@ def strike(stage: Scene, faults: list[str], chance: random.Random) -> float:
         time.sleep(0.1)  # what had been confirmed is written by then
         since = logged_bytes(stage.report)
         if len(stage.brokers) > 1:
-            stage.goes_on(faults, since)  # another one leads meanwhile
+            stage.wait_for_progress(faults, since)  # another one leads meanwhile
         else:
             time.sleep(HOLD_S * chance.random() ** 2)
-    stage.goes_on(faults, logged_bytes(stage.report))
+    stage.wait_for_progress(faults, logged_bytes(stage.report))
     stage.restart_ended()
     return time.monotonic() - began
 

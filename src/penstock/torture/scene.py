@@ -123,7 +123,7 @@ class Scene:
         wait_until(one_listens, GOES_ON_S, "one broker leads")
         return found[0]
 
-    def goes_on(self, faults: Sequence[str], since: int) -> None:
+    def wait_for_progress(self, faults: Sequence[str], since: int) -> None:
         """Wait until more has been confirmed than ``since``."""
         what = f"publishing goes on after {', '.join(faults)}"
         wait_until(lambda: logged_bytes(self.report) > since, GOES_ON_S, what)
