@@ -279,6 +279,38 @@ def test_a_file_that_another_program_wrote_anew_is_read_before_a_trim(tmp_path):
     assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", trim=True).segments > 0
 
 
+@pytest.mark.parametrize("old, new", [('"version":201', '"version":221'), ('"appId":"', '"appId":"x'), ('"to', '"tp')])
+def test_a_commit_that_contradicts_itself_is_neither_believed_nor_passed_over(tmp_path, old, new):
+    """One flipped bit in the position that it moves a journal to would leave rows out, in its UUID double them."""
+    make(tmp_path / "j", 300)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=100)
+    entry = tmp_path / "lake" / "_delta_log" / f"{2:020d}.json"
+    (tmp_path / "lake" / "_delta_log" / f"{3:020d}.json").unlink()
+    entry.write_text(entry.read_text().replace(old, new))
+    if "to" in old:  # what compares them is damaged itself: nothing is wrong with the rows
+        assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake").rows == 100
+        return
+    (problem,) = lake.verify(tmp_path / "lake").problems
+    assert "is damaged: it moves journal" in problem and "Take it away (rm" in problem
+    for trim in (False, True):
+        with pytest.raises(CorruptionError, match="is damaged: it moves journal"):
+            lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", trim=trim)
+    entry.unlink()
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    assert sorted(rows_of(tmp_path / "lake")["position"].to_pylist()) == list(range(1, 301))
+
+
+def test_a_file_without_statistics_is_told(tmp_path):
+    make(tmp_path / "j", 100)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    entry = tmp_path / "lake" / "_delta_log" / f"{1:020d}.json"
+    entry.write_text(entry.read_text().replace("numRecords", "numRecorts"))
+    (problem,) = lake.verify(tmp_path / "lake", deep=True).problems
+    assert "does not say how many rows date=" in problem
+    with pytest.raises(CorruptionError, match="does not say how many rows"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", trim=True)
+
+
 def test_a_lost_and_a_torn_commit_are_both_named(tmp_path):
     make(tmp_path / "j", 300)
     lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=100)

@@ -33,6 +33,8 @@ FORMAT = "penstock.lake"
 LAST = "penstock.last"
 NOTE = "penstock"
 CHECKPOINT_EVERY = 50
+EDGES = ("journal", "position", "stored_ns")  # whose least and greatest values are used here
+LOOKED_AT = 5  # entries that a round checks before it believes the newest
 TRIES = 1000
 SETTINGS = {
     "delta.dataSkippingStatsColumns": ",".join(schema.STATISTICS),
@@ -185,25 +187,32 @@ class LogEntry:
     added: dict[str, int] = field(default_factory=dict)  # {file: its rows}
     removed: list[str] = field(default_factory=list)
     operation: str = ""  # of another program; empty for our own
+    last: str | None = None  # what ``last_archived`` gives
+    damage: str = ""  # what contradicts itself in it
 
 
 def read_entry(where: Store, version: int) -> LogEntry | None:
     """An entry of a local log; None for an empty one, which lost what it had."""
     assert where.path is not None
-    found = LogEntry()
     try:
         text = (where.path / LOG / entry_name(version)).read_text(errors="replace")
     except FileNotFoundError:
-        return found  # a checkpoint has replaced it, and it was cleaned up
-    if not text.strip():
-        return None
+        return LogEntry()  # a checkpoint has replaced it, and it was cleaned up
+    return _parse_entry(version, text) if text.strip() else None
+
+
+def _parse_entry(version: int, text: str) -> LogEntry:
+    found = LogEntry()
     begun: dict[str, int] = {}
+    ended: dict[str, int] | None = None
     for line in text.splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):  # a torn entry, which `verify` names
             ((kind, action),) = json.loads(line).items()
             if kind == "commitInfo":
+                found.last = action.get(LAST)
                 if NOTE in action:
-                    begun = json.loads(action[NOTE]).get("from", {})
+                    note = json.loads(action[NOTE])
+                    begun, ended = note.get("from", {}), note.get("to")
                 elif version:
                     found.operation = str(action.get("operation", "an unknown operation"))
             elif kind == "txn":
@@ -212,7 +221,31 @@ def read_entry(where: Store, version: int) -> LogEntry | None:
                 found.added[action["path"]] = json.loads(action["stats"])["numRecords"]
             elif kind == "remove":
                 found.removed.append(action["path"])
+    moved = {journal: end for journal, (_, end) in found.moved.items()}
+    if ended is not None and ended != moved:
+        found.damage = f"it moves {_texts(moved)}, and says that it moves {_texts(ended)}"
     return found
+
+
+def _texts(moved: Mapping[str, int]) -> str:
+    return ", ".join(f"journal {journal} to position {end}" for journal, end in sorted(moved.items())) or "none"
+
+
+def check_newest(where: Store, table: DeltaTable) -> None:
+    """Raise ``CorruptionError`` if one of the newest entries contradicts itself: a round that believed it would leave
+    rows out or archive them twice.
+    """
+    files, newest = where.filesystem(), table.version()
+    for version in range(newest, max(-1, newest - LOOKED_AT), -1):
+        try:
+            with files.open_input_file(f"{LOG}/{entry_name(version)}") as file:
+                entry = _parse_entry(version, file.read().decode(errors="replace"))
+        except FileNotFoundError:
+            return  # a checkpoint has replaced it and those before it, and they were cleaned up
+        if entry.damage:
+            text = f"{LOG}/{entry_name(version)} of {where.uri} is damaged: {entry.damage}"
+            run = command("lake", "verify", where.uri)
+            raise CorruptionError(f"{text}; nothing was archived or trimmed; run: {run}", where.uri)
 
 
 def last_archived(where: Store, table: DeltaTable, journal: str) -> str | None:
@@ -224,12 +257,11 @@ def last_archived(where: Store, table: DeltaTable, journal: str) -> str | None:
     for version in range(newest, max(0, newest - 2 * CHECKPOINT_EVERY) - 1, -1):
         try:
             with files.open_input_file(f"{LOG}/{entry_name(version)}") as file:
-                lines = file.read().decode(errors="replace").splitlines()
+                entry = _parse_entry(version, file.read().decode(errors="replace"))
         except FileNotFoundError:
             return None  # a checkpoint has replaced it and those before it, and they were cleaned up
-        if any(line.startswith('{"txn"') and json.loads(line)["txn"]["appId"] == journal for line in lines):
-            infos = (json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"'))
-            return next((info.get(LAST) for info in infos), None)
+        if journal in entry.moved:
+            return entry.last
     return None
 
 
@@ -259,8 +291,9 @@ def commit(
 
     now = int(time.time() * 1000)
     # The position of each journal is an application transaction of the same commit: files and positions never differ.
+    told = {**note, "to": {journal: end for journal, (_, end) in moved.items()}}  # `check_newest` compares them
     properties = CommitProperties(
-        custom_metadata={NOTE: json.dumps(dict(note))} | ({} if last is None else {LAST: last}),
+        custom_metadata={NOTE: json.dumps(told)} | ({} if last is None else {LAST: last}),
         max_commit_retries=0,
         app_transactions=[Transaction(journal, end, now) for journal, (_, end) in moved.items()],
     )
@@ -309,7 +342,7 @@ def _not_written(where: Store, version: int, error: Exception) -> Exception:
 
 
 def _landed(table: DeltaTable, added: Sequence[File], moved: Mapping[str, tuple[int | None, int]]) -> bool:
-    live = {str(action["path"]) for action in live_files(table)}
+    live = {str(action["path"]) for action in live_files(table, measured=False)}
     return all(file.name in live for file in added) and all(
         (reached(table, journal) or 0) >= end for journal, (_, end) in moved.items()
     )
@@ -317,7 +350,7 @@ def _landed(table: DeltaTable, added: Sequence[File], moved: Mapping[str, tuple[
 
 def is_committed(where: Store, file: File) -> bool:
     """Whether the newest version names a file: then it must stay, whatever else failed."""
-    return any(action["path"] == file.name for action in live_files(open_table(where)))
+    return any(action["path"] == file.name for action in live_files(open_table(where), measured=False))
 
 
 def check_files(where: Store, files: Iterable[File], nodes: Mapping[str, str]) -> None:
@@ -332,11 +365,18 @@ def check_files(where: Store, files: Iterable[File], nodes: Mapping[str, str]) -
             )
 
 
-def live_files(table: DeltaTable) -> list[dict[str, Any]]:
-    """The files of this version: path, size, rows, least and greatest values."""
+def live_files(table: DeltaTable, *, measured: bool = True) -> list[dict[str, Any]]:
+    """The files of this version: path, size, rows, least and greatest values. ``measured``: raise ``CorruptionError``
+    if the log lacks these values for one.
+    """
     import pyarrow
 
     rows: list[dict[str, Any]] = pyarrow.table(table.get_add_actions()).to_pylist()
+    for row in rows if measured else ():
+        edges = row.get("min") or {}, row.get("max") or {}
+        if row.get("num_records") is None or any(edge.get(name) is None for edge in edges for name in EDGES):
+            text = f"the log does not say how many rows {row['path']} has, and which: its entry is damaged, or another "
+            raise CorruptionError(f"{text}program wrote it without statistics", row["path"])
     return rows
 
 

@@ -71,7 +71,7 @@ def _of_topics(found: DataFrame, topics: str) -> DataFrame:
 
 def frame(spark: SparkSession, where: Store, opened: Any) -> DataFrame:
     """The files of an open table."""
-    names = sorted(action["path"] for action in delta.live_files(opened))
+    names = sorted(action["path"] for action in delta.live_files(opened, measured=False))
     if not names:
         return spark.createDataFrame([], SCHEMA)
     path = where.path

@@ -149,7 +149,10 @@ def verify(
     except CorruptionError as error:
         return Verified(where.uri, None, 0, 0, [*problems, str(error).partition("; run:")[0]], [])
     problems += types.problems(where)
-    actions = delta.live_files(table)
+    try:
+        actions = delta.live_files(table)
+    except CorruptionError as error:
+        return Verified(where.uri, table.version(), 0, 0, [*problems, str(error)], _orphans(where, table))
     for action in actions:
         problems += _file_problems(where, action)
     if deep and not problems:
@@ -176,14 +179,19 @@ def _log_problems(where: Store) -> Iterator[str]:
             if lost is not None:
                 yield f"{LOG}/{entry_name(version)} is empty: a power cut took version {version}. {lost}"
             continue
+        entry = delta.read_entry(where, version)
+        # The journal still has the rows of the last entry, which nothing was trimmed behind.
+        take_away = ""
+        if version == known[-1]:
+            file = path / LOG / entry_name(version)
+            take_away = f". Take it away (rm {file}) and archive again, which takes its rows anew"
+        if entry is not None and entry.damage:
+            yield f"{LOG}/{entry_name(version)} is damaged: {entry.damage}{take_away}"
         try:
             for line in text.splitlines():
                 json.loads(line)
         except ValueError:
-            torn = f"{LOG}/{entry_name(version)} is torn: version {version} cannot be read"
-            # The last entry was not confirmed yet when a power cut tore it: the journal still has its rows.
-            way = f". Take it away (rm {path / LOG / entry_name(version)}) and archive again, which takes its rows anew"
-            yield torn + (way if version == known[-1] else "")
+            yield f"{LOG}/{entry_name(version)} is torn: version {version} cannot be read{take_away}"
     for match in checkpoints:
         try:
             pyarrow.parquet.read_metadata(path / LOG / match[0])
@@ -291,7 +299,7 @@ def _orphans(where: Store, table: Any) -> list[str]:
     path = where.path
     if path is None:
         return []
-    named = {action["path"] for action in delta.live_files(table)}
+    named = {action["path"] for action in delta.live_files(table, measured=False)}
     there = (str(file.relative_to(path)) for file in path.glob("date=*/*.parquet"))
     try:
         removed = set(_removed(path))

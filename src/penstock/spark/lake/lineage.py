@@ -85,6 +85,7 @@ def text_of(messages: Mapping[str, Message]) -> str:
 
 def check(where: Store, table: Any, text: str, place: Place) -> None:
     """Raise ``StateError`` if the journal is another one than the lake has, in spite of the same UUID."""
+    delta.check_newest(where, table)
     reached = delta.reached(table, place.uuid)
     if reached is None:
         return
