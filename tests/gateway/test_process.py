@@ -212,6 +212,44 @@ def test_removal_handles_everything_first(gateway: Gateway) -> None:
     assert sink.got[1:501] == [b"%d" % n for n in range(500)]
 
 
+class Notes(Module):
+    """In its own process: notes in a file what is called, and takes its time."""
+
+    def create(self, broker: Any, configuration: Any) -> None:
+        super().create(broker, configuration)
+        self.file = Path(configuration)
+
+    def _note(self, step: str) -> None:
+        with self.file.open("a") as file:
+            file.write(f"{step}\n")
+
+    def receive(self, message: GatewayMessage) -> None:
+        threading.Event().wait(0.05)
+        self._note("receive")
+
+    def stop(self) -> None:
+        self._note("stop")
+
+    def destroy(self) -> None:
+        self._note("destroy")
+
+
+def test_removal_without_draining_drops_what_the_process_has_received_too(gateway: Gateway, tmp_path: Path) -> None:
+    file = tmp_path / "steps"
+    gateway.add_module("notes", f"{HERE}:Notes", str(file), loader="process")
+    gateway.add_link("source", "notes")
+    module = gateway.module("notes")
+    say(gateway, *[b"x"] * 500)
+    eventually(lambda: file.exists() and module.sent == 500, "all of them have been sent to it")
+    lost = gateway.remove_module("notes", drain=False, timeout=60)
+    steps = file.read_text().split()
+    handled = steps.count("receive")
+    assert steps == [*["receive"] * handled, "stop", "destroy"]
+    assert handled + lost == 500
+    assert handled < 250, "it has dropped the rest at once"
+    assert module.process.returncode == 0
+
+
 def test_shutdown_drains_through_the_process(gateway: Gateway) -> None:
     sink = add_echo(gateway)
     say(gateway, *[b"%d" % n for n in range(500)])

@@ -256,6 +256,8 @@ class ModuleBroker(Router):
             self._emptied((worker,), ending.drained_by)
         if not drain:
             worker.cut()
+            if hasattr(worker.module, "leave_rest"):  # its process has received more than it has handled
+                worker.module.leave_rest()
         if steps:
             self._stop_all((worker,), ending)
         self._detach(worker)
