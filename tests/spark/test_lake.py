@@ -300,6 +300,51 @@ def test_a_commit_that_contradicts_itself_is_neither_believed_nor_passed_over(tm
     assert sorted(rows_of(tmp_path / "lake")["position"].to_pylist()) == list(range(1, 301))
 
 
+def test_a_damaged_page_keeps_the_journal_from_a_trim(tmp_path):
+    """The journal has the last intact copy of that row."""
+    with Journal(tmp_path / "j", segment_bytes=1 << 16) as journal:
+        extend(journal, 2000)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    (file,) = (tmp_path / "lake").glob("date=*/*.parquet")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    before = sorted(path.name for path in (tmp_path / "j").iterdir())
+    with pytest.raises(StateError, match=r"nothing was trimmed.*is damaged"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", trim=True)
+    assert sorted(path.name for path in (tmp_path / "j").iterdir()) == before
+
+
+def test_a_follower_goes_on_while_somebody_writes_the_journal_that_it_trims(tmp_path, caplog):
+    with Journal(tmp_path / "j", segment_bytes=1 << 16) as journal:
+        extend(journal, 2000)
+        rounds = []
+
+        def progress(done):
+            rounds.append(done)
+            if len(rounds) == 3:
+                journal.close()
+            if done.segments or len(rounds) > 100:
+                stop.set()
+
+        stop = threading.Event()
+        done = lake.follow(
+            None, str(tmp_path / "j"), tmp_path / "lake", every_s=0.01, stop=stop, trim=True, on_progress=progress
+        )
+    assert done.segments > 0 and done.rows == 2000 and len(rounds) > 3
+    assert caplog.text.count("by journal.retain(passed=P)") == 1
+
+
+def test_a_lake_that_lacks_a_journals_beginning_says_so(tmp_path, caplog):
+    with Journal(tmp_path / "j", segment_bytes=1 << 16) as journal:
+        extend(journal, 2000)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", trim=True)
+    assert "is new to this lake" not in caplog.text
+    for _ in range(2):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "other")
+    assert caplog.text.count("is new to this lake, and begins at position") == 1
+
+
 def test_a_file_without_statistics_is_told(tmp_path):
     make(tmp_path / "j", 100)
     lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")

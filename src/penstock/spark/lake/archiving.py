@@ -10,6 +10,7 @@ its round. Segments may be deleted from the journal (``trim``) only after the la
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
 import time
@@ -28,6 +29,7 @@ from penstock.spark.places import DirectoryPlace, log_skipped, shown
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+LOG = logging.getLogger("penstock.spark")
 MOST_MESSAGES = 5_000_000
 ROUND_S = 1800.0  # half of the least retention of ``vacuum``, which would delete the files of a longer round
 
@@ -266,7 +268,10 @@ def _trim_directory(place: DirectoryPlace, known: int, check: Callable[[], None]
     try:
         journal = Journal(place.path, retain_queues=True)
     except RefusedError as error:
-        raise RefusedError(f"{place.path} has a writer, which must trim it itself: {error}") from None
+        raise RefusedError(
+            f"{place.path} has a writer, which must trim it itself, by journal.retain(passed=P) with the position P "
+            f"that `penstock lake info` shows: {error}"
+        ) from None
     with journal:
         if str(journal.uuid) != place.uuid:  # it may have been replaced since it was read
             raise StateError(f"{place.path} was made anew meanwhile: nothing was trimmed")
@@ -286,13 +291,25 @@ def follow(
     on_progress: Callable[[Archived], None] | None = None,
     **settings: Any,
 ) -> Archived:
-    """Archive every ``every_s`` seconds until ``stop`` is set; compacts small files in the background."""
+    """Archive every ``every_s`` seconds until ``stop`` is set; compacts small files in the background. While somebody
+    writes a journal, ``trim`` leaves it alone and says so once.
+    """
     total = Archived()
-    worker = compaction.Background(spark, store(directory, settings.get("storage")), compact_files)
+    where, trim = store(directory, settings.get("storage")), settings.pop("trim", False)
+    if trim:
+        planning.check_trim(planning.places(journal), planning.filters(settings.get("options") or {}))
+    told = False
+    worker = compaction.Background(spark, where, compact_files)
     try:
         while True:
             done = archive(spark, journal, directory, compact_files=0, **settings)
             worker.wake(done.files)
+            try:
+                done = _with_segments(done, trim_archived(planning.places(journal), where) if trim else 0)
+            except RefusedError as error:
+                if not told:
+                    LOG.warning("%s; trying again after each round", error)
+                told = True
             total = Archived(
                 total.rows + done.rows, total.payload_bytes + done.payload_bytes, total.files + done.files, done.lag,
                 total.seconds + done.seconds, total.segments + done.segments,

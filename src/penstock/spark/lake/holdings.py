@@ -6,17 +6,17 @@ program may have set the table back to an older version. ``trim`` deletes the la
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy
 import pyarrow
 
-from penstock.errors import StateError
+from penstock.errors import CorruptionError, StateError
 from penstock.printable import command
 from penstock.spark.bounds import Bounds
 from penstock.spark.lake import delta, schema
-from penstock.spark.lake.files import read_rows
+from penstock.spark.lake.files import read_parts, read_rows
 from penstock.spark.lake.store import Store
 from penstock.spark.places import DirectoryPlace, Place, Reading, shown
 
@@ -39,6 +39,14 @@ def check_holds(where: Store, table: Any, text: str, place: Place, end: int) -> 
     if not isinstance(place, DirectoryPlace):
         return
     first = max(1, place.first)
+    for action in actions:
+        # The journal's copy is the last other one: the lake's is read whole, its pages' checksums too.
+        if _overlaps(action, place.uuid, first, end):
+            try:
+                for _ in read_parts(where, action["path"]):
+                    pass
+            except CorruptionError as error:
+                raise _refused(where, str(error)) from None
     for start in range(first, end, WINDOW):
         stop = min(end, start + WINDOW)
         reading = Reading(_POSITION, Bounds(), lossy=True)
@@ -53,8 +61,7 @@ def _held(where: Store, actions: Iterable[dict[str, Any]], journal: str, start: 
     """The positions of a journal from ``start`` to ``stop - 1`` that are in the files."""
     found = []
     for action in actions:
-        low, high = action["min"], action["max"]
-        if not low["journal"] <= journal <= high["journal"] or low["position"] >= stop or high["position"] < start:
+        if not _overlaps(action, journal, start, stop):
             continue
         try:
             rows = read_rows(where, action["path"], ["position"], journal, start, stop)
@@ -62,6 +69,13 @@ def _held(where: Store, actions: Iterable[dict[str, Any]], journal: str, start: 
             raise _refused(where, f"{action['path']} cannot be read: {error}") from None
         found.append(rows["position"].to_numpy())
     return _joined(found)
+
+
+def _overlaps(action: Mapping[str, Any], journal: str, start: int, stop: int) -> bool:
+    """Whether a file may have rows of a journal from position ``start`` to ``stop - 1``."""
+    low, high = action["min"], action["max"]
+    same = bool(low["journal"] <= journal <= high["journal"])
+    return same and bool(low["position"] < stop and high["position"] >= start)
 
 
 def _joined(parts: Iterable[Any]) -> Any:

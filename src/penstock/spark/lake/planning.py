@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from penstock.spark.lake.store import Store
 from penstock.spark.options import check_options, folded
 from penstock.spark.places import DirectoryPlace, Place, Range, open_places, resolve, shown
 
+LOG = logging.getLogger("penstock.spark")
 RANGE_BYTES = 64 << 20
 LEAST_RANGE_BYTES = 4 << 20
 PIECES = 8  # pieces in a range, so that ranges differ by about a sixteenth at most
@@ -74,6 +76,11 @@ def start(known: int | None, text: str, place: Place, *, lossy: bool = False) ->
             f"positions {begin} to {first - 1} of {shown(text)} were deleted by retention before they were archived: "
             "keep more; --skip-lost (archive(fail_on_data_loss=False)) goes on without them"
         )
+    if known is None and first > 1 and first <= place.frontier:
+        LOG.warning(
+            "%s is new to this lake, and begins at position %d: the %d positions before it were deleted from it and "
+            "are not archived here", shown(text), first, first - 1,
+        )  # fmt: skip
     if begin > place.frontier:
         raise StateError(
             f"{shown(text)} ends before position {place.frontier}, and the archive has it up to {begin - 1}: it is an "
