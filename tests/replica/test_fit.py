@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -325,3 +327,41 @@ def test_servers_that_do_not_agree_on_tls_are_refused_at_once_with_the_option() 
                 client.connection()
             answering.join()
         assert ("--store-authority" in str(told.value)) == (not greeted)
+
+
+@pytest.mark.timeout(120)
+def test_a_token_that_is_changed_meanwhile_is_told_and_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Cluster(tmp_path / "nodes", 1, token="first") as cluster:
+        (node,) = cluster.nodes
+        conf = node.directory / "nats.conf"
+
+        def change(old: str, new: str) -> None:
+            conf.write_text(conf.read_text().replace(old, new))
+            node.signal(signal.SIGHUP)
+
+        replica = Replica(tmp_path / "a", cluster.connect())
+        with Journal(tmp_path / "a", disk=replica.disk()) as journal, ThreadPoolExecutor(1) as thread:
+            journal.append("t", b"one")
+            change("first", "second")
+            until(lambda: "Reloaded server configuration" in (node.directory / "log").read_text(), "the server has read it")
+            appending = thread.submit(journal.append, "t", b"two")
+            until(lambda: "Authorization Violation; give its token" in caplog.text, "the refusal is told")
+            change("second", "first")
+            appending.result(LONG)
+            assert len(contents(journal)) == 2
+        replica.close()
+
+
+def test_a_server_that_refuses_is_left_for_one_that_lets_in(tmp_path: Path) -> None:
+    with Cluster(tmp_path / "one", 1, token="one") as one, Cluster(tmp_path / "two", 1, token="two") as two:
+        one.connect().close()
+        two.connect().close()
+        servers = [(cluster.nodes[0].host, cluster.nodes[0].ports.client) for cluster in (one, two)]
+        for token in ("one", "two"):
+            client = Client(servers, Access(token=token))
+            client.connection()
+            client.close()
+        with pytest.raises(RefusedError, match="Authorization Violation"):
+            Client(servers, Access(token="three")).connection()

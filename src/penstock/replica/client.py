@@ -182,6 +182,7 @@ class Client:
         if self._connection is not None:
             return self._connection
         problem: Exception | None = None
+        refusal: RefusedError | None = None  # by one that answers, which tells more than why another one is away
         untrusted = 0
         for _ in self.servers:
             server = self.servers[self._next % len(self.servers)]
@@ -198,9 +199,16 @@ class Client:
                 self._next += 1
                 problem = error
                 untrusted += isinstance(error, ssl.SSLError) and error.reason in UNTRUSTED
+            except RefusedError as error:
+                self._next += 1
+                refusal = error
         names = ", ".join(map(_name, self.servers))
         if untrusted == len(self.servers) and not self._greeted:  # waiting does not change that
             raise RefusedError(f"{names} and this machine do not agree on TLS: {problem}; {TRUST}")
+        if refusal is not None and not self._greeted:  # a wrong token
+            raise refusal
+        if refusal is not None:  # a token that was changed meanwhile may be changed back
+            raise ConnectionError(f"no NATS server lets this program in any more: {refusal}")
         raise ConnectionError(f"no NATS server answers at {names}: {describe(problem) if problem else 'none is named'}")
 
     def request(
