@@ -16,7 +16,7 @@ from tests.spark.journals import extend, make
 from typer.testing import CliRunner
 
 from penstock.cli import pipeline as command
-from penstock.errors import InvalidArgument, PenstockError
+from penstock.errors import InvalidArgument, PenstockError, StateError
 from penstock.journal import Journal
 from penstock.observe.snapshot import live
 from penstock.spark import lake
@@ -39,6 +39,13 @@ def run(spark, monkeypatch):
         return done.stdout, done.stderr
 
     return invoke
+
+
+def test_the_end_of_the_jvm_is_told_in_words():
+    from penstock.cli.pipeline import _plain_errors
+
+    with pytest.raises(StateError, match="JVM has ended"), _plain_errors():
+        raise ConnectionRefusedError(111, "Connection refused")
 
 
 def test_archive(run, tmp_path):

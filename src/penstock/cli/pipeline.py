@@ -309,10 +309,10 @@ def _stop(spark: SparkSession) -> None:
 @contextmanager
 def _plain_errors() -> Iterator[None]:
     """Raise an error of Penstock from inside a Spark job as itself, and an error of Spark with its first line only."""
-    from py4j.protocol import Py4JJavaError
+    from py4j.protocol import Py4JJavaError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
-    from penstock.errors import PenstockError
+    from penstock.errors import PenstockError, StateError
     from penstock.spark.failure import unwrap
 
     try:
@@ -321,6 +321,10 @@ def _plain_errors() -> Iterator[None]:
         ours = unwrap(error)
         text = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
         raise (ours or PenstockError(text.strip().splitlines()[0])) from None
+    except (ConnectionError, Py4JNetworkError):  # handles of Penstock raise errors of their own for connections
+        raise StateError(
+            "Spark's JVM has ended: was it killed, or out of memory? Start the pipeline again; it goes on where it was"
+        ) from None
 
 
 def _archive(spark: SparkSession, source: str, target: str, arguments: dict[str, Any], progress: _Progress) -> None:
