@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock.broker import Client
 from penstock.cli import broker, doctor
 from penstock.cli.group import _with_usable_numbers
 from penstock.errors import InvalidArgument, RefusedError
@@ -106,6 +107,29 @@ def test_what_a_leader_could_not_be_started_with_is_refused_before_it_stands_by(
         assert ran.returncode in (1, 2) and words in ran.stderr, (options, ran.stderr)
         assert "trying again" not in ran.stderr
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.timeout(120)
+def test_a_standby_reads_its_tokens_at_a_signal_and_leads_with_the_old_ones_if_they_are_wrong(
+    tmp_path: Path, free_ports: list[int], start: Start
+) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.touch(0o600)
+    tokens.write_text('[[token]]\nname = "a"\ntoken = "secret"\npublish = [">"]\n')
+    with Cluster(tmp_path / "nodes", 1) as cluster:
+        cluster.connect().close()
+        options = ["--store", cluster.address, "--standby", "--tokens", str(tokens)]
+        first = start("broker", str(tmp_path / "a"), str(free_ports[0]), *options)
+        assert first.stdout is not None and first.stdout.readline().startswith("listening")
+        second = start("broker", str(tmp_path / "b"), str(free_ports[1]), *options)
+        said_by(second, f"{free_ports[0]} leads")
+        tokens.write_text("oops [")
+        second.send_signal(signal.SIGHUP)
+        assert "Expected '='" in said_by(second, "not read again, the old ones stay")
+        first.kill()
+        with Client(port=free_ports[1], token="secret", timeout=LONG) as client:
+            client.publish("t", b"kept")
+        assert ended(second) == 0
 
 
 def test_nobody_listens_is_said_while_it_is_tried(tmp_path: Path, free_ports: list[int], start: Start) -> None:

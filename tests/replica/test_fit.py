@@ -345,7 +345,10 @@ def test_a_token_that_is_changed_meanwhile_is_told_and_waited_for(
         with Journal(tmp_path / "a", disk=replica.disk()) as journal, ThreadPoolExecutor(1) as thread:
             journal.append("t", b"one")
             change("first", "second")
-            until(lambda: "Reloaded server configuration" in (node.directory / "log").read_text(), "the server has read it")
+            until(
+                lambda: "Reloaded server configuration" in (node.directory / "log").read_text(),
+                "the server has read it",
+            )
             appending = thread.submit(journal.append, "t", b"two")
             until(lambda: "Authorization Violation; give its token" in caplog.text, "the refusal is told")
             change("second", "first")

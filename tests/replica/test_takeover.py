@@ -361,6 +361,11 @@ def test_a_standby_that_could_never_lead_is_refused_at_once(tmp_path: Path, monk
     assert Lease(FakeBlocks(leases), "h:1").take()
     with pytest.raises(InvalidArgument, match="not touched"):
         stand_by(tmp_path / "other", FakeBlocks(log), Lease(FakeBlocks(leases), "h:2"), lambda: False)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(OSError, match="in use; each broker of a group"),
+    ):
+        Server(tmp_path / "b", taken.getsockname()[1], leads=lambda: True)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(PermissionError, match="sealed"):
         check_directory(tmp_path / "sealed")

@@ -22,7 +22,11 @@ def descriptors() -> int:
     return soft if soft != resource.RLIM_INFINITY else 1 << 20
 
 
-def listen(host: str, port: int, advice: str = "port 0 takes a free one") -> socket.socket:
+#: What to do where a port is in use.
+FREE_PORT, OWN_PORT = "port 0 takes a free one", "each broker of a group needs its own"
+
+
+def listen(host: str, port: int, advice: str = FREE_PORT) -> socket.socket:
     """A listening socket that does not block. ``advice``: for who finds the port in use."""
     listener = None
     try:

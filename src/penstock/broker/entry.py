@@ -1,14 +1,15 @@
-"""Entry: who may connect to a server, and how. It can be checked before anything is opened."""
+"""Entry: who may connect to a server, and how. It can be checked before anything is opened, and read again later."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from penstock.address import check_host, is_loopback
 from penstock.broker.endpoint import tls_context
 from penstock.broker.rights import Tokens
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, PenstockError
 
 log = logging.getLogger("penstock.broker")
 
@@ -32,6 +33,8 @@ class Entry:
         check_host(host)
         self.tokens = Tokens(Path(tokens) if tokens else None)
         self._host = host
+        self._options: dict[str, Any] = {"tokens": tokens, "certificate": certificate, "key": key}
+        self._options |= {"client_authority": client_authority, "insecure": insecure}
         self._loopback = is_loopback(host)
         if not (self._loopback or self.tokens.required or insecure):
             raise InvalidArgument(
@@ -46,3 +49,11 @@ class Entry:
             log.warning(
                 "tokens travel in clear to %s; give --certificate, so that nobody on the way reads them", self._host
             )
+
+    def renewed(self) -> Entry:
+        """An entry with the files as they are now. If they cannot be used, that is logged and this one stays."""
+        try:
+            return Entry(self._host, **self._options)
+        except (OSError, PenstockError) as error:
+            log.error("tokens and certificate were not read again, the old ones stay: %s", error)
+            return self

@@ -27,7 +27,7 @@ from penstock.address import is_loopback
 from penstock.broker import notify
 from penstock.broker.broker import LAZY_S, Broker
 from penstock.broker.connection import TURN_S, Connection, ConnectionLimits
-from penstock.broker.endpoint import descriptors, listen
+from penstock.broker.endpoint import FREE_PORT, OWN_PORT, descriptors, listen
 from penstock.broker.entry import Entry
 from penstock.broker.limits import Limits
 from penstock.broker.liveness import PROBES
@@ -81,14 +81,16 @@ class Server:
         drain_s: float = 5.0,
         store: Callable[[Any], Store] | None = None,
         leads: Callable[[], bool] | None = None,
+        entry: Entry | None = None,
         **journal_options: Any,
     ) -> None:
         """``store`` creates a store other than a journal in ``directory``. When ``leads`` returns False, another broker
-        has taken over the log: this one ends at once and delivers nothing more.
+        has taken over the log: this one ends at once and delivers nothing more. ``entry``: who may connect, read before
+        from the files that the other options name.
         """
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
             raise InvalidArgument(f"port={port!r} must be a number from 0 to 65535")
-        entry = Entry(
+        entry = entry or Entry(
             host,
             tokens=tokens,
             certificate=certificate,
@@ -110,7 +112,7 @@ class Server:
             quota = self.limits.quota_bytes
             store = lambda snapshot: JournalStore(directory, snapshot, quota_bytes=quota, **journal_options)  # noqa: E731
         self._leads = leads or (lambda: True)
-        self._listener = listen(host, port)
+        self._listener = listen(host, port, FREE_PORT if leads is None else OWN_PORT)
         self.host = host
         self.port: int = self._listener.getsockname()[1]
         try:

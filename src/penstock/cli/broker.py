@@ -174,7 +174,7 @@ def broker(
     access |= {"client_authority": client_authority, "insecure": insecure}
     # now, not when a broker that stands by is needed
     Keep.parse(keep)
-    Entry(host, **access)
+    entry = Entry(host, **access)
     if standby:
         _check_place(directory, host, port)
     replica = None
@@ -194,9 +194,13 @@ def broker(
             drain_s=drain,
             store=None if replica is None else _replicated(directory, replica, limits.quota_bytes, journal_options),
             leads=leads,
-            **access,
+            entry=entry,
             **journal_options,
         )
+
+    def renew() -> None:
+        nonlocal entry
+        entry = entry.renewed()
 
     def tell(server: Server) -> None:
         if as_json:
@@ -206,7 +210,7 @@ def broker(
 
     if standby:
         assert replica is not None
-        _take_turns(directory, replica, f"{host}:{port}", lease or 2.0, serve, tell, drain)
+        _take_turns(directory, replica, f"{host}:{port}", lease or 2.0, serve, tell, drain, renew)
     else:
         _run(serve(replica), replica, tell, drain)
     print("ended", file=sys.stderr)
@@ -229,10 +233,10 @@ def _check_store(
 
 def _check_place(directory: Path, host: str, port: int) -> None:
     """Refuse now what a broker that stands by could not have when it is needed."""
-    from penstock.broker.endpoint import listen
+    from penstock.broker.endpoint import OWN_PORT, listen
     from penstock.replica.refill import check_directory
 
-    listen(host, port, "each broker of a group needs its own").close()
+    listen(host, port, OWN_PORT).close()
     check_directory(directory)
 
 
@@ -265,6 +269,7 @@ def _take_turns(
     serve: Callable[[Replica, Callable[[], bool]], Server],
     tell: Callable[[Server], None],
     drain_s: float,
+    renew: Callable[[], None],
 ) -> None:
     """Stand by and lead in turn with the other brokers of the stream, until a signal ends it."""
     from penstock.cli.lead import Turns
@@ -277,7 +282,7 @@ def _take_turns(
         refuse_messages(directory, blocks.name)
     place = lease_stream(blocks.target)
     place.open_patiently()
-    turns = Turns(directory, blocks, Lease(place, address, lease_s), serve, tell, drain_s)
+    turns = Turns(directory, blocks, Lease(place, address, lease_s), serve, tell, drain_s, renew)
     _on_signals(turns.end, turns.reload)
     try:
         with contextlib.suppress(exits.Terminated):

@@ -20,7 +20,9 @@ END_S = 1.0  # an end waits so long for a cluster that does not answer
 
 
 class Turns:
-    """One broker's turns as leader. ``serve`` creates the server of a turn, ``leading`` is called when it listens."""
+    """One broker's turns as leader. ``serve`` creates the server of a turn, ``leading`` is called when it listens.
+    ``renew`` reads again who may connect, for the servers that ``serve`` creates from then on.
+    """
 
     def __init__(
         self,
@@ -30,6 +32,7 @@ class Turns:
         serve: Callable[[Replica, Callable[[], bool]], Server],
         leading: Callable[[Server], None],
         drain_s: float,
+        renew: Callable[[], None] = lambda: None,
     ) -> None:
         self._directory = directory
         self._blocks = blocks
@@ -37,6 +40,8 @@ class Turns:
         self._serve = serve
         self._leading = leading
         self._drain_s = drain_s
+        self._renew = renew
+        self._reload = False  # whether the tokens are to be read again
         self._stopped = False
         self._replica: Replica | None = None
         self._server: Server | None = None
@@ -58,16 +63,25 @@ class Turns:
             raise exits.Terminated(number)
 
     def reload(self, *_: object) -> None:
-        """Read the tokens again."""
+        """Read the tokens again, also while this broker stands by: what is wrong is told now."""
         if self._server is not None:
             self._server.reload()
+        else:
+            self._reload = True
+
+    def _must_end(self) -> bool:
+        """Whether this broker is to end; asked often while it stands by."""
+        if self._reload:
+            self._reload = False
+            self._renew()
+        return self._stopped
 
     def run(self) -> None:
         """Stand by and lead in turn until ``stop``."""
         from penstock.replica.standby import stand_by
 
         try:
-            while stand_by(self._directory, self._blocks, self._lease, lambda: self._stopped):
+            while stand_by(self._directory, self._blocks, self._lease, self._must_end):
                 try:
                     self._lead()
                 finally:
@@ -83,10 +97,14 @@ class Turns:
         replica = self._replica = Replica(self._directory, self._blocks)
         self._offered = self._ended = False
         self._lease.keep(self._lost, self._offers)  # before the log is read, which may take longer than a lease
+        self._reload = False
+        self._renew()
         try:
             server = self._server = self._serve(replica, lambda: self._lease.held and not self._ended)
             if self._stopped:
                 server.stop()
+            if self._reload:
+                server.reload()
             self._leading(server)
             server.run()
         except OSError as error:
