@@ -19,6 +19,7 @@ from penstock.gateway import (
     Policy,
     Restart,
 )
+from penstock.gateway.worker import Worker
 from tests.gateway.conftest import Collector, eventually
 from tests.gateway.delivery import (
     AGAIN,
@@ -222,3 +223,40 @@ def test_what_a_process_dies_of_comes_once_over_a_link_at_most_once(
     say(gateway, "a", b"1")
     eventually(lambda: gateway.module("out").got == [b"1"])
     assert (tmp_path / "got").read_text().split() == ["deadly", "1"]
+
+
+def linked_echo(gateway: Gateway, entrypoint: Any) -> Worker:
+    """source -> echo, in its own process, -> sink"""
+    gateway.add_module("source", Collector)
+    gateway.add_module("echo", entrypoint, loader="process")
+    gateway.add_module("sink", Collector)
+    gateway.add_link("source", "echo", None, AGAIN)
+    gateway.add_link("echo", "sink", None, AGAIN)
+    gateway.start()
+    return gateway.broker.worker_of(gateway.module("echo"))
+
+
+def test_marks_that_a_process_has_handled_do_not_wait_one_after_the_other(gateway: Gateway) -> None:
+    """With many of them the last would come long after its messages were handled."""
+    echo = linked_echo(gateway, "tests.gateway.test_process:Echo")
+    marks = []
+    for n in range(100):
+        say(gateway, "source", b"%d" % n)
+        marks.append(marked(gateway, "source"))
+    eventually(lambda: echo.handled == 100)
+    sink = gateway.broker.worker_of(gateway.module("sink"))
+    eventually(lambda: sink.handled == 101 and sink.idle, "with what it says at its start")
+    eventually(marks[0].handled)
+    assert all(mark.handled() for mark in marks[1:])
+
+
+def test_a_mark_does_not_wait_for_what_a_process_gets_later(gateway: Gateway) -> None:
+    place = {"class": "tests.gateway.test_process:Echo", "grace_period_ms": 100}
+    echo = linked_echo(gateway, place)
+    say(gateway, "source", b"before")
+    mark = marked(gateway, "source")
+    eventually(lambda: echo.taken == 1)
+    say(gateway, "source", b"hang")
+    eventually(lambda: echo.taken == 2)
+    eventually(mark.handled)
+    gateway.remove_module("echo", drain=False, timeout=0.5)

@@ -118,7 +118,7 @@ class _Wait:
             # After a restart the unhandled messages went to the next process; failed ones were sent again.
             state = sink.module, sink.resent
             if self._state != state:
-                self._state, self._passed_on = state, mark()
+                self._state, self._passed_on = state, mark(self._place)
             if self._passed_on is None or not self._passed_on() or sink.owed:
                 return False
         # In this order: a message moves from the first to the second, and is counted as resent before it leaves the

@@ -13,6 +13,7 @@ path of the socket that it connects to. Also ``timeout_ms``, ``grace_period_ms``
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 import json
@@ -48,6 +49,7 @@ from penstock.quantities import number_of
 from penstock.throttle import Throttle
 
 BATCH = 256
+MAX_NOTES = 1024  # how many positions of the queue are remembered with the number sent by then
 START_LOOK_S = 0.1
 CREATE_TOLD_S = 3.0  # a process that has not answered ``create`` after this time is reported
 EXIT_ON_FAILURE = 70  # the status of a process that ends to be started again after a failure
@@ -144,6 +146,11 @@ class ProcessModule(Module):
         self._window: deque[tuple[Sequence[GatewayMessage], int]] = deque()
         self._first = 0  # messages sent before those in the window
         self._window_lock = threading.Lock()
+        # (messages taken from the gateway's queue, messages sent by then); a mark that finds its position forgotten
+        # waits for more than its own messages
+        self._sent_by: deque[tuple[int, int]] = deque(maxlen=MAX_NOTES)
+        self._resent_to = 0  # the number of the last message that was sent again
+        self._passed_on = -1  # so many were handled and what was sent in reply was published, as far as marks have seen
         self._failures_told = self._failures_heard = 0
         self._closing = threading.Event()
         self._closed = self._pumping = self._abandoned = False
@@ -233,6 +240,7 @@ class ProcessModule(Module):
     def receive_again(self, message: GatewayMessage, tries: int) -> None:
         """Send a message that has failed before, for the ``tries``-th time."""
         self._send_messages([([message], tries)])
+        self._resent_to = self.sent
 
     def _send_messages(self, sending: Sequence[tuple[Sequence[GatewayMessage], int]]) -> None:
         """Send messages, each group of them with its number of tries."""
@@ -291,6 +299,7 @@ class ProcessModule(Module):
         """Send what another process left (``unhandled``), each for the time that it was sent there."""
         each_try = itertools.groupby(left, key=lambda one: one[1])
         self._send_messages([([message for message, _ in several], tries) for tries, several in each_try])
+        self._resent_to = self.sent
 
     def in_hand(self) -> list[tuple[GatewayMessage, int]]:
         """What a process that has died was handling, with the times it was tried, this one included."""
@@ -310,20 +319,36 @@ class ProcessModule(Module):
         each = ((message, tries) for messages, tries in self._window for message in messages)
         return itertools.islice(each, max(0, number - self._first), None)
 
-    def mark_sent(self) -> Callable[[], bool]:
+    def note_sent(self, taken: int) -> None:
+        """Note that the first ``taken`` messages of the gateway's queue have been sent."""
+        self._sent_by.append((taken, self.sent))
+
+    def mark_sent(self, taken: int | None = None) -> Callable[[], bool]:
         """A function that says whether everything sent so far was handled, and what the process sent in reply was
-        published."""
-        sent, wanted = self.sent, None
+        published. With ``taken``, everything means the first ``taken`` messages of the gateway's queue and what was
+        sent again so far."""
+        sent = self.sent if taken is None else self._sent_for(taken)
+        done, wanted = 0, None
 
         def handled() -> bool:
-            nonlocal wanted
-            if wanted is None and self.handled >= sent:
+            nonlocal done, wanted
+            if taken is not None and self._passed_on >= sent:
+                return True
+            if wanted is None and (done := self.handled) >= sent:
                 wanted = self._passes + 2  # one pass may have begun before
-            if wanted is not None and self._passes < wanted:
+            if wanted is not None and self._passes >= wanted:
+                self._passed_on = max(self._passed_on, done)  # the marks behind this one need not wait for passes
+                return True
+            if wanted is not None:
                 self._wake()
-            return wanted is not None and self._passes >= wanted
+            return False
 
         return handled
+
+    def _sent_for(self, taken: int) -> int:
+        notes = list(self._sent_by)
+        first = bisect.bisect_left(notes, (taken, 0))
+        return max(notes[first][1], self._resent_to) if first < len(notes) else self.sent
 
     def seconds_in_hand(self, now_s: float) -> float:
         """For how long the process has been handling its current message, as far as callers of this have observed."""

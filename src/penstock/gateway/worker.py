@@ -695,6 +695,8 @@ class Worker:
                     self._batch_failed(batch, error)
             self._sent_before = None
             self.taken += len(batch)
+            if self._receive_again is not None:
+                self.module.note_sent(self.taken)
         else:
             orders, receive, special = self._orders, self._receive, self.special
             for message in batch:
