@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from penstock.replica.client import UnansweredError
-from penstock.replica.stream import Bounds, StreamError, WrongLastError
+from penstock.replica.stream import Bounds, NoStreamError, StreamError, WrongLastError
 
 
 class FakeStream:
@@ -18,6 +18,7 @@ class FakeStream:
         self.blocks: dict[int, bytes] = {}
         self.first, self.last = 1, 0
         self.identities: dict[str, int] = {}
+        self.deleted = False
         self._lock = threading.Lock()
 
     def append(self, data: bytes, after: int, identity: str = "") -> None:
@@ -32,6 +33,14 @@ class FakeStream:
             self.last += 1
             if identity:
                 self.identities[identity] = self.last
+
+    def delete(self) -> None:
+        self.deleted = True
+
+    def make(self) -> None:
+        with self._lock:
+            if self.deleted:
+                self.blocks, self.identities, self.first, self.last, self.deleted = {}, {}, 1, 0, False
 
     def purge(self, below: int) -> None:
         self.first = max(self.first, min(below, self.last + 1))
@@ -78,15 +87,19 @@ class FakeBlocks:
             raise self._chance.choice([UnansweredError("lost"), ConnectionError("cut"), StreamError("no quorum")])
 
     def make(self) -> None:
-        pass
+        self.stream.make()
 
     def bounds(self) -> Bounds:
         self._stumble()
+        if self.stream.deleted:
+            raise NoStreamError(f"{self.name}: stream not found")
         first, last = self.stream.first, self.stream.last
         return Bounds(first, last, last - first + 1 - len(self.stream.blocks))
 
     def append(self, data: bytes, after: int, identity: str = "") -> None:
         self._land()
+        if self.stream.deleted:
+            raise UnansweredError(f"no server answers for {self.name} at the moment")
         if len(data) > self.max_bytes:
             raise UnansweredError("connection reset by peer")
         fate = self._chance.random()
@@ -101,6 +114,8 @@ class FakeBlocks:
 
     def read(self, sequence: int) -> bytes | None:
         self._stumble()
+        if self.stream.deleted:
+            raise NoStreamError(f"{self.name}: stream not found")
         return self.stream.blocks.get(sequence)
 
     def read_range(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:

@@ -95,6 +95,36 @@ def test_a_renewal_that_another_block_has_followed_is_none(stream: FakeStream) -
     assert second.take() and second.held
 
 
+def test_a_stream_that_was_deleted_is_made_again_when_the_lease_has_ended(stream: FakeStream) -> None:
+    clock = Clock()
+    first, second, third = (lease(stream, clock, address) for address in ("a:1", "b:2", "c:3"))
+    assert first.take() and first.renew()
+    assert not second.take() and not third.take()
+    stream.delete()
+    with pytest.raises(UnansweredError):
+        first.renew()
+    for standby in (second, third):
+        assert not standby.take() and not stream.deleted, "the holder knows nothing of it"
+    assert first.held
+    clock.now = 0.9 * MARGIN
+    assert not second.take()
+    clock.now = MARGIN
+    assert not first.held and second.take() and second.held
+    assert not third.take() and not first.take()
+
+
+def test_a_signal_while_renewing_begins_leaves_nothing_to_wait_for(
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = lease(stream, Clock())
+    assert held.take()
+    monkeypatch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        held.keep(lambda: None)
+    held.release(1.0)
+    assert not held.held
+
+
 def test_an_own_block_of_before_is_no_lease(stream: FakeStream) -> None:
     """A server that is behind gives an old end of the stream; those that store know every block that came."""
     clock = Clock()

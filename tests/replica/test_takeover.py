@@ -184,6 +184,15 @@ def test_a_leader_whose_cluster_is_silent_drops_its_clients_when_its_lease_has_e
                 del blocks.append
 
 
+def test_somebody_leads_again_after_the_stream_of_the_lease_was_deleted(group: list[Member]) -> None:
+    with client_of(group) as client:
+        client.publish("t", b"before")
+        group[0].lease_blocks.stream.delete()
+        until(lambda: not group[0].leads, "the lease cannot be renewed")
+        client.publish("t", b"after")
+        assert any(member.leads for member in group)
+
+
 def test_a_leader_that_ends_gives_the_lead_back(group: list[Member]) -> None:
     first, second = group
     with client_of(group) as client:

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from penstock.errors import InvalidArgument, PenstockError
-from penstock.replica.stream import Blocks, WrongLastError
+from penstock.replica.stream import Blocks, NoStreamError, WrongLastError
 
 log = logging.getLogger("penstock.replica")
 LEASE_S = 2.0
@@ -93,8 +93,16 @@ class Lease:
         return self._clock() < self._until
 
     def look(self) -> Holder | None:
-        """Read who holds the lease; None: nobody ever did. UnansweredError, ConnectionError, StreamError: not known."""
-        last = self.blocks.bounds().last
+        """Read who holds the lease; None: nobody ever did. A stream that somebody has deleted is made again. UnansweredError, ConnectionError, StreamError: not known."""
+        try:
+            last = self.blocks.bounds().last
+        except NoStreamError:
+            log.warning("%s was deleted and is made again", self.blocks.name)
+            self.blocks.make()
+            last = self.blocks.bounds().last
+        if last == 0 < self._last:  # it was made again: who has the lease believes so until that has ended
+            lease_s = self.lease_s if self.holder is None else self.holder.lease_s or self.lease_s
+            self._not_before = max(self._not_before, self._clock() + lease_s * MARGIN)
         if last != self._last:
             data = self.blocks.read(last) if last else None
             self.holder = None if data is None else Holder.decode(data)
@@ -199,7 +207,7 @@ class Lease:
         self._ended.set()
         self._over.set()
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread is not threading.current_thread() and thread.is_alive():  # a signal may have come before it began
                 thread.join(patience_s)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         return not [thread for thread in self._threads if thread is not threading.current_thread()]

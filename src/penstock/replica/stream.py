@@ -92,6 +92,10 @@ class StreamError(PenstockError):
     """The server refused a request, with its reason; another attempt may succeed."""
 
 
+class NoStreamError(StreamError):
+    """There is no stream of that name."""
+
+
 class Blocks(Protocol):
     """What the replicated store needs of a store of blocks."""
 
@@ -102,7 +106,7 @@ class Blocks(Protocol):
         """Bytes of the longest block that the connected server takes; may change at a reconnect. ConnectionError."""
 
     def make(self) -> None:
-        """Make the store if it is not there yet; before the first block."""
+        """Make the store if it is not there; before the first block. What it takes is waited for."""
 
     def bounds(self) -> Bounds:
         """Which sequences there are."""
@@ -258,28 +262,22 @@ class JetStream:
             return self.describe()
         try:
             found = self.describe_fit()
-        except StreamError as error:
-            if getattr(error, "number", 0) != STREAM_NOT_FOUND:
-                raise
+        except NoStreamError:
             return {"state": {"first_seq": 1, "last_seq": 0, "messages": 0}}
         self._absent = False
         return found
 
     def make(self) -> None:
         """Waits for a quorum."""
-        if self._absent:
-            self.open_patiently()
-            self._absent = False
+        self.open_patiently()
+        self._absent = False
 
     def open(self) -> dict[str, Any]:
         """Create the stream if it does not exist; returns its description. InvalidArgument: it is there and unfit.
         StreamError, UnansweredError, ConnectionError.
         """
-        try:
+        with contextlib.suppress(NoStreamError):
             return self.describe_fit()
-        except StreamError as error:
-            if getattr(error, "number", 0) != STREAM_NOT_FOUND:
-                raise
         configuration = {
             "name": self.target.stream,
             "subjects": [self.subject],
@@ -309,9 +307,7 @@ class JetStream:
             raise InvalidArgument(f"{text}: add ?replicas=1 to the store's address, or start three servers") from None
         try:
             return self.describe_fit()
-        except StreamError as error:
-            if getattr(error, "number", 0) != STREAM_NOT_FOUND:
-                raise
+        except NoStreamError:
             raise UnansweredError(f"{self.name} is made, and not every server knows it yet") from None
 
     def describe_fit(self) -> dict[str, Any]:
@@ -393,7 +389,7 @@ class JetStream:
 
     def _explain(self, error: Exception) -> str:
         """Why the stream cannot be used yet."""
-        if getattr(error, "number", 0) == STREAM_NOT_FOUND:
+        if isinstance(error, NoStreamError):
             return f"there is no {self.name} there; {command('broker', 'DIRECTORY', '--store')} ADDRESS makes it"
         if not isinstance(error, UnansweredError):
             return str(error)
@@ -440,7 +436,7 @@ class JetStream:
         if code == NO_RESPONDERS and number not in LIMITS_REACHED:  # no leader or no quorum: there may be one later
             self._leave()
             raise UnansweredError(text)
-        failure = StreamError(text)
+        failure = NoStreamError(text) if number == STREAM_NOT_FOUND else StreamError(text)
         failure.number = number  # type: ignore[attr-defined]
         raise failure
 
