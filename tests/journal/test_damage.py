@@ -6,12 +6,14 @@ import os
 import random
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError
 from penstock.journal import Journal, layout
+from penstock.journal.commands import cat
 from penstock.journal.repairs import repair
 from penstock.journal.verify import verify
 
@@ -222,3 +224,32 @@ def test_random_bytes_in_any_file_never_crash_a_reader(tmp_path: Path, seed: int
         except (PenstockError, OSError):
             pass
         shutil.rmtree(copy)
+
+
+def test_a_journal_that_has_lost_all_segments_is_not_empty(tmp_path: Path) -> None:
+    fill(tmp_path / "j")
+    for log in (tmp_path / "j").glob("*.log"):
+        log.unlink()
+    with Journal(tmp_path / "j", mode="read") as journal:
+        reads: list[Callable[[], object]] = [
+            lambda: journal.read(3),
+            lambda: journal.read_many(1),
+            lambda: list(journal.batches()),
+            lambda: list(cat(tmp_path / "j")),
+            lambda: journal.follow(1).read(0),
+        ]
+        for read in reads:
+            with pytest.raises(CorruptionError, match=f"positions 1 to {journal.frontier - 1} are damaged") as caught:
+                read()
+            assert caught.value.positions == (1, journal.frontier)
+            assert f"penstock journal repair {tmp_path / 'j'}" in str(caught.value)
+
+
+def test_repair_says_that_it_made_a_missing_frontier_anew(tmp_path: Path) -> None:
+    held = fill(tmp_path / "j")
+    (tmp_path / "j" / "frontier").unlink()
+    assert [item.text for item in verify(tmp_path / "j")] == ["the frontier file is missing or damaged"]
+    report = repair(tmp_path / "j")
+    assert [item.text for item in report.damage] == ["the frontier file was missing: made anew"] and not report.lost
+    assert not report.whole and report.kept_messages == len(held) and not verify(tmp_path / "j")
+    assert repair(tmp_path / "j").whole

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import journal as native
-from penstock.errors import ClosedError, InvalidArgument
+from penstock.errors import ClosedError, CorruptionError, InvalidArgument
 from penstock.history import check_start, start_ns
 from penstock.journal import recovery
 from penstock.topics import check_pattern
@@ -64,6 +64,7 @@ class Reading:
         """The message, as a view of the mapped file; LookupError if there is none, CorruptionError if it is damaged."""
         message = self._live_reader().read(check_position(position))
         if message is None:
+            self._check_segments()
             raise LookupError(f"there is no message at position {position} ({self._why_missing(position)})")
         return message
 
@@ -97,7 +98,20 @@ class Reading:
         if most < 1:
             raise InvalidArgument(f"most={most} must be at least 1")
         limit = 2**63 if most_bytes is None else most_bytes
-        return self._live_reader().read_many(check_position(start), most, limit, chosen)
+        found = self._live_reader().read_many(check_position(start), most, limit, chosen)
+        if found[1] == start and not len(found[0]):
+            self._check_segments()
+        return found
+
+    def _check_segments(self) -> None:
+        """Raise ``CorruptionError`` where all segments are missing: there would just be nothing to read."""
+        reader = self._live_reader()
+        frontier = reader.frontier
+        if frontier > 1 and not reader.segments():
+            text = f"{self.directory}: positions 1 to {frontier - 1} are damaged: all segment files are missing"
+            error = CorruptionError(f"{text}; {recovery.mended_by(self.directory)}", str(self.directory))
+            error.positions = 1, frontier
+            raise error
 
     def details(self, position: int) -> Details:
         """The message's id and key."""
@@ -144,6 +158,7 @@ class Reading:
         """
         from penstock.journal.arrow import record_batches
 
+        self._check_segments()
         reader = self._live_reader()
         begin, stop = reader.first if start is None else start, reader.frontier if end is None else end
         return record_batches(reader.columns, begin, stop, columns, topic_filter(topics), rows, bytes)

@@ -53,6 +53,10 @@ def repair(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> Re
             disk.write_file(path / layout.MARKER_NAME, layout.encode_marker(identity))
             disk.sync_directory(path)
         words = recovery.read_frontier(path, identity)
+        frontier = path / layout.FRONTIER_NAME
+        if not frontier.exists():  # a damaged one is reported by opening the journal below
+            text = "the frontier file was missing: made anew"
+            report.damage.append(Damage(str(frontier), 0, 0, 1, 0, text))
         others = foreign.find(path, identity)
         names = [name for name in os.listdir(path) if name not in {other.path.name for other in others}]
         for other in others:
