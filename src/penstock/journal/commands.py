@@ -45,6 +45,7 @@ class SegmentInfo:
     greatest_stored_ns: int | None = None
     compacted: bool = False
     repaired: bool = False
+    after_loss: bool = False  #: begun by a writer that found damage in what was stored before
 
 
 @dataclass(slots=True)
@@ -139,6 +140,7 @@ def _segment(path: Path, first: int, following: int, revision: int, topics: dict
         place.name, first, following, revision, size, header.seal is not None, sum(row[2] for row in rows),
         times[0], times[1], times[2], times[3],
         bool(header.flags & layout.SEGMENT_COMPACTED), bool(header.flags & layout.SEGMENT_REPAIRED),
+        bool(header.flags & layout.SEGMENT_AFTER_LOSS),
     )  # fmt: skip
 
 

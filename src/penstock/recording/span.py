@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from penstock.journal import Journal
 
 __all__ = [
-    "ARGUMENTS", "OPTIONS", "Span", "check_topics", "last_until", "located", "messages", "reader", "time_range",
-    "topic_names",
+    "ARGUMENTS", "OPTIONS", "Span", "check_segments", "check_topics", "last_until", "located", "messages", "reader",
+    "time_range", "topic_names",
 ]  # fmt: skip
 
 
@@ -108,8 +108,15 @@ def topic_names(journal: Journal, topics: list[str] | None) -> set[str]:
     return names if topics is None else {n for n in names if any(matches(p, n) for p in topics)}
 
 
+def check_segments(journals: list[Journal]) -> None:
+    """Refuse a recording without topics that has lost its messages, as ``CorruptionError``."""
+    if not any(journal.topics for journal in journals):
+        next(messages(journals, None, Span(None, None)), None)
+
+
 def check_topics(journals: list[Journal], topics: list[str] | None) -> None:
     """Refuse topics that the recording does not have."""
+    check_segments(journals)
     if topics and not any(topic_names(journal, topics) for journal in journals):
         known = sorted({name for journal in journals for name in topic_names(journal, None)})
         raise InvalidArgument(f"no topic matches {', '.join(topics)}; {nearest(topics[0], known)}")
@@ -140,8 +147,11 @@ def messages(journals: list[Journal], topics: list[str] | None, span: Span) -> I
 
 def located(journals: list[Journal], topics: list[str] | None, span: Span) -> Iterator[tuple[Journal, Message]]:
     """``messages``, each with the journal that holds it: positions are a journal's own."""
-    for journal in journals:
-        for segment in journal.info().segments:
+    for number, journal in enumerate(journals):
+        found = journal.info()
+        if not found.segments and _may_overlap(journals, number, span):
+            next(_all(journal, topics, 1, found.frontier), None)  # raises if messages were stored there
+        for segment in found.segments:
             begins = span.end_ns is None or segment.least_time_ns is None or segment.least_time_ns < span.end_ns
             ends = (
                 span.begin_ns is None or segment.greatest_time_ns is None or segment.greatest_time_ns >= span.begin_ns
@@ -153,6 +163,14 @@ def located(journals: list[Journal], topics: list[str] | None, span: Span) -> It
                 late = span.end_ns is not None and message.timestamp_ns >= span.end_ns
                 if not early and not late:
                     yield journal, message
+
+
+def _may_overlap(journals: list[Journal], number: int, span: Span) -> bool:
+    """Whether a part that lost its segments may have messages within the span, as far as the parts beside it know."""
+    before, after = (time_range(journals[one : one + 1] if one >= 0 else []) for one in (number - 1, number + 1))
+    ends_before = span.end_ns is not None and before[1] and span.end_ns <= before[0]
+    begins_after = span.begin_ns is not None and after[1] and span.begin_ns > after[1]
+    return not ends_before and not begins_after
 
 
 def last_until(

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from penstock import address as addresses
 from penstock.errors import CorruptionError, InvalidArgument
@@ -58,8 +59,9 @@ def parts(directory: Path) -> list[Path]:
         raise InvalidArgument(
             f"{directory} is no recording yet; make one of it: {command('import', directory, '-o', 'DIRECTORY')}"
         )
-    for folder in (directory, *directory.glob("[0-9]*")) if not found else ():
-        if (folder / MARKER_NAME).exists():
+    for folder in (directory, *sorted(directory.glob("[0-9]*"))):
+        # one that a recorder is just making, or died while making it, has no segment yet
+        if (folder / MARKER_NAME).exists() and not is_journal(folder) and (not found or any(folder.glob("*.log"))):
             missing = folder / FRONTIER_NAME
             raise CorruptionError(f"{missing} is missing; run: {command('journal', 'verify', folder)}", str(missing))
     if not found:
@@ -81,6 +83,9 @@ class Story:
     known: bool = False
     trimmed: bool = False
     cut_out: int = 0  #: messages that a repair could not keep
+    unreadable: list[str] = field(default_factory=list)  #: parts with damage that was not repaired, how much
+    mixed_up: list[str] = field(default_factory=list)  #: parts that are a copy of another one, or in its place
+    followed: bool = False  #: its last part says that another one follows
     first_part: int = 1  #: its number; those before it are gone
     span_ns: tuple[int, int] | None = None
     ordinals: dict[str, list[int]] = field(default_factory=dict)
@@ -96,7 +101,7 @@ class Story:
         kind = event["event"]
         self.addresses.update({topic: address for address, topic in event.get("addresses", {}).items()})
         if kind == "started":
-            self.ended = False
+            self.ended = self.followed = False
         elif kind == "lost":
             self.lost += int(event.get("count", 0))
         elif kind == "span":
@@ -107,7 +112,8 @@ class Story:
         elif kind == "failed":
             self.failed[str(event.get("address"))] = str(event.get("error"))
         elif kind == "ended":
-            self.ended = True
+            self.followed = "part" in event  # the last part ends with totals instead
+            self.ended = not self.followed
             self.failed.update({str(address): str(error) for address, error in event.get("failed", {}).items()})
         # totals of the whole recording, including events in segments that were removed
         if kind in ("going_on", "ended"):
@@ -122,12 +128,17 @@ class Story:
             found.append(f"the beginning is missing: the first part is {self.first_part:05d}")
         if self.cut_out:
             found.append(f"damaged messages were cut out by a repair: {self.cut_out}")
+        found += self.unreadable
         if self.damaged:
             found.append(f"the topic {STORY} cannot be read: what it tells of losses and ends is not known")
         if self.known and self.missing_parts:
             found.append(f"part {', '.join(self.missing_parts[:5])} is missing")
+        if self.mixed_up:
+            found.append(f"its parts are mixed up: {', '.join(self.mixed_up[:5])}")
         if self.known and not self.ended and self.written_now:
             found.append("it is still being recorded; what is there so far is taken")
+        elif self.followed:
+            found.append("the end is missing: the last part that is there says that another one follows")
         elif self.known and not self.ended:
             found.append("the recorder did not end properly; what it had not yet synced is missing")
         return found + [f"{address} was not recorded to the end: {error}" for address, error in self.failed.items()]
@@ -135,28 +146,84 @@ class Story:
 
 def read_story(directory: Path) -> Story:
     """The story of all parts of a recording; of any other journal an empty one."""
-    story = Story()
     from penstock.journal import Journal
     from penstock.journal.lock import writer_pid
 
+    story, numbers = Story(), _Numbers()
     folders = parts(directory)
     there = [
         int(part.name) for part in folders if len(part.name) == 5 and part.name.isdigit()
     ]  # as a recorder names them
-    if there and folders != [directory]:
+    in_parts = bool(there) and folders != [directory]
+    if in_parts:
         story.first_part = there[0]
         story.missing_parts = [f"{n:05d}" for n in range(there[0], there[-1]) if n not in there]
     for part in folders:
         with Journal(part, mode="read") as journal:
-            story.trimmed = story.trimmed or journal.first > 1
-            story.cut_out += sum(hole.last - hole.first + 1 for hole in journal.holes if hole.reason == "lost")
+            _look_for_damage(story, journal)
+            number = None
             for event in _events(journal):
                 try:
                     story.take(event)
                 except (AttributeError, KeyError, TypeError, ValueError):
                     story.damaged = True
+                if event.get("event") == "started":
+                    number = event.get("part")
+            numbers.take(part.name, journal.uuid, number)
         story.written_now = writer_pid(part) is not None
+    story.mixed_up = numbers.mixed_up() if in_parts else []
+    if story.followed:
+        if not in_parts or story.mixed_up:  # what its last part says means nothing for what was asked for
+            story.followed, story.ended = False, True
+        else:  # its recorder may be making the next part at this moment
+            following = directory / f"{there[-1] + 1:05d}"
+            story.written_now = following.is_dir() and writer_pid(following) is not None
     return story
+
+
+def _look_for_damage(story: Story, journal: Journal) -> None:
+    segments = journal.info().segments
+    lost_all = not segments or (segments[0].after_loss and not journal.topics)
+    if journal.first > 1 and lost_all:  # a repair has begun anew
+        story.cut_out += journal.first - 1
+    story.trimmed = story.trimmed or (journal.first > 1 and not lost_all)
+    unreadable = 0 if segments else journal.frontier - 1
+    for hole in journal.holes:
+        if hole.reason != "lost":
+            continue
+        count = hole.last - hole.first + 1
+        if any(segment.repaired and segment.first <= hole.first < segment.next for segment in segments):
+            story.cut_out += count
+        else:  # reading it is an error
+            unreadable += count
+    if unreadable:
+        verify = command("journal", "verify", journal.directory)
+        story.unreadable.append(f"damaged or missing messages that cannot be read: {unreadable} ({verify})")
+
+
+class _Numbers:
+    """Which part of a recording each folder holds, as far as they say it themselves."""
+
+    def __init__(self) -> None:
+        self._copies: list[str] = []
+        self._held: dict[str, int] = {}
+        self._names: dict[UUID, str] = {}
+
+    def take(self, name: str, uuid: UUID, number: object) -> None:
+        if uuid in self._names:
+            self._copies.append(f"{name} is a copy of {self._names[uuid]}")
+        else:
+            self._names[uuid] = name
+            if isinstance(number, int):
+                self._held[name] = number
+
+    def mixed_up(self) -> list[str]:
+        """One sentence for each folder that holds another part than its name says. Where all hold a first one, these
+        are recordings of their own, side by side."""
+        if not any(number > 1 for number in self._held.values()):
+            return self._copies
+        named = {name: number for name, number in self._held.items() if name.isdigit() and len(name) == 5}
+        return self._copies + [f"{name} holds part {n:05d}" for name, n in named.items() if int(name) != n]
 
 
 def _events(journal: Journal) -> Iterator[dict[str, Any]]:

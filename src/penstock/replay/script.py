@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from penstock.errors import InvalidArgument, nearest
 from penstock.journal import Entry
-from penstock.recording.span import ARGUMENTS, Span, located, reader, time_range, topic_names
+from penstock.recording.span import ARGUMENTS, Span, check_segments, located, reader, time_range, topic_names
 from penstock.recording.story import parts, read_story
 from penstock.recording.tables import Described
 from penstock.recording.tape import Plan, Tape
@@ -54,6 +54,7 @@ class Script:
         self.story = read_story(directory)
         try:
             self._journals = [self._stack.enter_context(reader(folder)) for folder in parts(directory)]
+            check_segments(self._journals)
             self._span = Span.of(self._journals, start, length, names)
         except BaseException:
             self._stack.close()
