@@ -140,6 +140,10 @@ def test_a_program_on_buses_is_replayed_the_same_way_twice(folder: Path) -> None
         (("rec", "--into", "program.py"), "--capture"),
         (("rec", "--into", "gateway.json", "--capture", "bus:out"), "--capture"),
         (("rec", "--into", "gateway.json", "--map", "speed=engine"), "engine"),
+        (
+            ("rec", "--into", "gateway.json", "-m", "speed=shm:/speed", "-m", "speed=tick"),
+            "--map speed=shm:/speed and --map speed=tick contradict each other",
+        ),
         (("rec", "--verify", "a", "b"), "--verify"),
         (("nowhere", "--into", "gateway.json"), "no recording"),
     ],
@@ -586,6 +590,11 @@ def test_a_topic_that_nobody_hears_names_no_option_that_was_not_given(folder: Pa
     (folder / "deaf.py").write_text("")
     done = run("replay", "rec", "--into", "deaf.py", "--capture", "bus:out", cwd=folder)
     assert "nobody listens at bus:speed, a topic's place\n" in done.stderr, done.stderr
+
+
+def test_maps_of_play_that_contradict_each_other_are_refused(folder: Path) -> None:
+    done = run("play", "rec", "--map", "*=shm:/a", "--map", "*=shm:/b", cwd=folder)
+    assert done.returncode == 2 and "--map *=shm:/a and --map *=shm:/b contradict each other" in done.stderr
 
 
 def test_a_misspelt_placeholder_of_play_is_refused(folder: Path) -> None:

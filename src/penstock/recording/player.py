@@ -30,7 +30,7 @@ def targets(
     journals: list[Journal], topics: list[str] | None, mapping: list[str] | None, story: Story
 ) -> dict[str, str]:
     """The address of every topic that is played; ``InvalidArgument`` names those that have none."""
-    rules = []
+    rules: list[tuple[str, str]] = []
     for rule in mapping or []:
         name, equals, address = rule.partition("=")
         if not equals or not address:
@@ -38,6 +38,9 @@ def targets(
         for placeholder in re.findall(r"\{\w*\}", address):
             if placeholder != "{topic}":
                 raise InvalidArgument(f"--map {name}=...: there is no placeholder {placeholder}, only {{topic}}")
+        if (other := dict(rules).get(name, address)) != address:
+            both = f"--map {name}={without_secrets(other)} and --map {name}={without_secrets(address)}"
+            raise InvalidArgument(f"{both} contradict each other")
         rules.append((name, address))
     known = sorted({name for journal in journals for name in topic_names(journal, None)})
     for pattern, _ in rules:  # otherwise a misspelt pattern would send its topic back to where it was recorded

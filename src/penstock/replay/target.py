@@ -354,11 +354,14 @@ def _place_in(file: Path, error: BaseException) -> str:
 
 
 def _rules(mapping: list[str] | None) -> list[tuple[str, str]]:
-    found = []
+    found: list[tuple[str, str]] = []
     for rule in mapping or []:
         topic, equals, name = rule.partition("=")
         if not equals or not topic or not name:
             raise InvalidArgument(f"--map {rule!r} is not of the form TOPIC=SOURCE")
+        if (other := dict(found).get(topic, name)) != name:
+            both = f"--map {topic}={without_secrets(other)} and --map {topic}={without_secrets(name)}"
+            raise InvalidArgument(f"{both} contradict each other")
         found.append((topic, name))
     return found
 
