@@ -679,6 +679,10 @@ class Subscriber(Handle, Generic[T]):
     def _end_wait(self) -> None:
         """The task has stopped waiting for the descriptor."""
 
+    def _refuse_endless_wait(self) -> None:
+        """A task is about to wait without a time-out under a virtual clock."""
+        clock.refuse_if_replayed("an async read without a time-out (nothing happens while it waits)")
+
     async def read_async(self, timeout: float | None = None) -> Message[T] | None:
         """``read`` for asyncio: the event loop goes on while this waits."""
         deadline = Deadline(timeout)
@@ -688,7 +692,7 @@ class Subscriber(Handle, Generic[T]):
         if message is not None:
             return message
         if timeout is None and clock.in_use() and not _others_go_on():
-            clock.refuse_if_replayed("an async read without a time-out (nothing happens while it waits)")
+            self._refuse_endless_wait()
         descriptor = self.fileno()
         self._awaited = True
         self._begin_wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
@@ -303,3 +304,41 @@ def test_what_is_no_time_or_no_function_is_refused_at_once() -> None:
     for one in (virtual, SystemClock()):
         with pytest.raises(TypeError, match="calls a function"):
             one.call_at(1.0, 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["read_async", "receive_async", "async for"])
+def test_an_async_read_that_nothing_can_end_is_refused_under_a_virtual_clock(name: str) -> None:
+    async def wait() -> None:
+        if name == "async for":
+            async for _ in subscriber:
+                pass
+        else:
+            await getattr(subscriber, name)()
+
+    with clock.using(clock.VirtualClock()) as virtual, penstock.subscriber("bus:alone") as subscriber:
+        late = threading.Timer(20, subscriber.close)  # so that a read that is not refused ends
+        late.start()
+        with pytest.raises(RefusedError, match=r"an async read of .* without a time-out by the only task of its loop"):
+            asyncio.run(wait())
+        late.cancel()
+        assert virtual.refused is not None
+        assert asyncio.run(subscriber.read_async(0)) is None
+
+
+def test_a_task_may_wait_for_what_another_one_publishes_under_a_virtual_clock() -> None:
+    async def publish() -> list[bytes]:
+        reading = asyncio.create_task(read())
+        for data in (b"1", b"2"):
+            await asyncio.sleep(0)
+            publisher.publish(data)
+        return await reading
+
+    async def read() -> list[bytes]:
+        return [bytes(await subscriber.receive_async()) for _ in range(2)]
+
+    with (
+        clock.using(clock.VirtualClock()),
+        penstock.subscriber("bus:tasks") as subscriber,
+        penstock.publisher("bus:tasks") as publisher,
+    ):
+        assert asyncio.run(asyncio.wait_for(publish(), 20)) == [b"1", b"2"]

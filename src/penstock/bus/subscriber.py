@@ -222,6 +222,16 @@ def _without_waiting(subscriber: weakref.ref[_Subscriber], name: str, *given: An
     return read(reader, **{**arguments, "timeout": 0})
 
 
+def _alone_in_loop() -> bool:
+    """Whether the running task is the only one of its loop: another one could publish while it waits."""
+    import asyncio
+
+    try:
+        return len(asyncio.all_tasks()) == 1
+    except RuntimeError:  # a loop of trio
+        return False
+
+
 class CallbackSubscriber(_Subscriber):
     """Its handler is called by the delivering thread, before all other kinds of subscribers."""
 
@@ -245,6 +255,14 @@ class QueueSubscriber(_Subscriber, channel.Subscriber):  # type: ignore[misc]  #
     def schemas_of(self, topic: str | None) -> list[str]:
         """Every version of it, the newest last."""
         return self.bus.schemas(self.ids[0]) if self.bus is not None and self.ids else []
+
+    def _refuse_endless_wait(self) -> None:
+        super()._refuse_endless_wait()
+        if _alone_in_loop():
+            clock.refuse_if_virtual(
+                f"an async read of {self.name} without a time-out by the only task of its loop "
+                "(nothing happens while it waits; timeout=0 takes what is there)"
+            )
 
     def process_all(self) -> int:
         """Handle every message that is there now: with ``on_message``'s function, else with the handler."""
