@@ -180,11 +180,14 @@ def test_bad_arguments() -> None:
     for public in (0, 7, 50):
         with pytest.raises(InvalidArgument, match="private"):
             DelayedMessage(it.subscriber, public)
-    for bad in (-1, float("nan")):
-        with pytest.raises(InvalidArgument, match="delay"):
-            it.delayed.start(bad)
-    with pytest.raises(TypeError):
-        it.delayed.start(None)  # type: ignore[arg-type]
+    for method in (it.delayed.start, it.delayed.update):
+        for bad in (-1, float("nan")):
+            with pytest.raises(InvalidArgument, match=f"^delay={bad} must be 0 or more seconds$"):
+                method(bad)
+        for nothing, kind in ((None, "NoneType"), ("a", "str")):
+            with pytest.raises(TypeError, match=f"^delay must be seconds as a number, not {kind}$"):
+                method(nothing)  # type: ignore[arg-type]
+    assert it.delayed.state is Caught.IDLE
     with pytest.raises(InvalidArgument, match="forward"):
         it.clock.advance(-1)
 

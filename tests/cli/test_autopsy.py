@@ -99,3 +99,45 @@ def test_damaged_records_and_handles_that_were_not_kept_are_told(tmp_path: Path)
     assert done.returncode == 0 and "6 more handles" in done.stdout and "31 of 32 records" in done.stderr, done.stderr
     found = json.loads(run("autopsy", "--json", **state).stdout)
     assert (len(found["deaths"]), found["damaged"], found["problem"]) == (1, 31, None)
+
+
+def test_a_lock_that_a_stopped_process_holds_is_told(tmp_path: Path) -> None:
+    state = own(tmp_path)
+    assert run("autopsy", **state).returncode == 1  # makes the file
+    hold = "import fcntl, os, signal, sys\nfile = open(sys.argv[1], 'r+b')\nfcntl.flock(file, fcntl.LOCK_EX)\n"
+    file = tmp_path / "penstock" / "deaths"
+    holder = subprocess.Popen([sys.executable, "-c", hold + "os.kill(os.getpid(), signal.SIGSTOP)", str(file)])
+    try:
+        assert os.WIFSTOPPED(os.waitpid(holder.pid, os.WUNTRACED)[1])
+        done = run("autopsy", "12345678", **state)
+        assert done.returncode == 1 and f"{file} cannot be written" in done.stderr, done.stderr
+        assert "another process has held its lock" in done.stderr
+        found = json.loads(run("autopsy", "--json", **state).stdout)
+        assert "another process has held its lock" in found["problem"] and found["damaged"] == 0
+    finally:
+        holder.kill()
+        holder.wait()
+    assert json.loads(run("autopsy", "--json", **state).stdout)["problem"] is None
+
+
+def test_a_line_break_in_the_name_of_a_program_begins_no_line(tmp_path: Path) -> None:
+    state = own(tmp_path)
+    script = tmp_path / "ev\n pid 1 (init), found dead.py"
+    script.write_text(PROGRAM)
+    program = subprocess.Popen([sys.executable, str(script), "shm:/autopsy-line"], env=environment(**state))
+    assert program.wait(120) == -signal.SIGKILL
+    done = run("autopsy", str(program.pid), **state)
+    assert done.returncode == 0 and done.stdout.startswith(f"pid {program.pid} (ev\\n pid 1 (init)"), done.stdout
+    assert json.loads(run("autopsy", "--json", **state).stdout)["deaths"][0]["program"].startswith("ev\n pid 1")
+
+
+def test_an_empty_file_of_deaths_is_not_damaged(tmp_path: Path) -> None:
+    state = own(tmp_path)
+    (tmp_path / "penstock").mkdir()
+    (tmp_path / "penstock" / "deaths").touch()
+    # as on a full disk: the file stays empty
+    command = ["prlimit", "--fsize=0", sys.executable, "-m", "penstock", "autopsy"]
+    done = subprocess.run(command, env=environment(**state), capture_output=True, text=True, timeout=120)
+    assert (tmp_path / "penstock" / "deaths").stat().st_size == 0
+    assert done.returncode == 1 and "deaths cannot be written" in done.stderr, done.stderr
+    assert "damaged" not in done.stderr
