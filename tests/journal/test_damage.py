@@ -253,3 +253,15 @@ def test_repair_says_that_it_made_a_missing_frontier_anew(tmp_path: Path) -> Non
     assert [item.text for item in report.damage] == ["the frontier file was missing: made anew"] and not report.lost
     assert not report.whole and report.kept_messages == len(held) and not verify(tmp_path / "j")
     assert repair(tmp_path / "j").whole
+
+
+def test_repair_counts_what_was_in_segments_that_are_all_missing(tmp_path: Path) -> None:
+    fill(tmp_path / "j")
+    frontier = Journal(tmp_path / "j", mode="read").frontier
+    for log in (tmp_path / "j").glob("*.log"):
+        log.unlink()
+    report = repair(tmp_path / "j")
+    assert (report.lost, report.kept_messages) == ([(1, frontier - 1)], 0)
+    assert not verify(tmp_path / "j")
+    with Journal(tmp_path / "j") as journal:
+        assert journal.append("t", b"on") == frontier

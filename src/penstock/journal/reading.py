@@ -64,7 +64,7 @@ class Reading:
         """The message, as a view of the mapped file; LookupError if there is none, CorruptionError if it is damaged."""
         message = self._live_reader().read(check_position(position))
         if message is None:
-            self._check_segments()
+            self._check_segments(position)
             raise LookupError(f"there is no message at position {position} ({self._why_missing(position)})")
         return message
 
@@ -100,14 +100,15 @@ class Reading:
         limit = 2**63 if most_bytes is None else most_bytes
         found = self._live_reader().read_many(check_position(start), most, limit, chosen)
         if found[1] == start and not len(found[0]):
-            self._check_segments()
+            self._check_segments(start)
         return found
 
-    def _check_segments(self) -> None:
-        """Raise ``CorruptionError`` where all segments are missing: there would just be nothing to read."""
+    def _check_segments(self, start: int) -> None:
+        """Raise ``CorruptionError`` where messages from ``start`` on were stored and all segments are missing: to the
+        reader there is just nothing to read."""
         reader = self._live_reader()
         frontier = reader.frontier
-        if frontier > 1 and not reader.segments():
+        if start < frontier and not reader.segments():
             text = f"{self.directory}: positions 1 to {frontier - 1} are damaged: all segment files are missing"
             error = CorruptionError(f"{text}; {recovery.mended_by(self.directory)}", str(self.directory))
             error.positions = 1, frontier
@@ -158,9 +159,9 @@ class Reading:
         """
         from penstock.journal.arrow import record_batches
 
-        self._check_segments()
         reader = self._live_reader()
         begin, stop = reader.first if start is None else start, reader.frontier if end is None else end
+        self._check_segments(begin)
         return record_batches(reader.columns, begin, stop, columns, topic_filter(topics), rows, bytes)
 
     @property

@@ -73,7 +73,9 @@ def repair(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> Re
     from penstock.journal.journal import Journal
 
     with Journal(path, disk=disk) as journal:  # cuts off a torn tail, rebuilds frontier and caches
-        report.damage += [item for item in journal.recovery.damage if item not in report.damage]
+        found = [item for item in journal.recovery.damage if item not in report.damage]
+        report.damage += found
+        report.lost += [(item.first, item.last) for item in found if item.last >= item.first]
     report.lost = merge(report.lost)
     return report
 
