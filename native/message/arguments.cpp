@@ -6,9 +6,43 @@
 
 namespace penstock {
 
+// Whether a buffer's format, as in "O" or "T{i:a:O:b:}", has a reference to a Python object.
+static bool has_object(const char *format) {
+    bool in_name = false;
+    for (; format && *format; ++format) {
+        if (*format == ':') in_name = !in_name;
+        else if (*format == 'O' && !in_name) return true;
+    }
+    return false;
+}
+
+// Whether the bytes of an object with a buffer are addresses of Python objects: a numpy array or a memoryview of them,
+// or whatever else gives its format unasked.
+static bool holds_objects(PyObject *object, const Py_buffer *view) {
+    if (PyBytes_CheckExact(object) || PyByteArray_CheckExact(object)) [[likely]] return false;
+    if (has_object(PyMemoryView_Check(object) ? PyMemoryView_GET_BUFFER(object)->format : view->format)) return true;
+    static PyObject *name = PyUnicode_InternFromString("dtype");
+    if (!name || !_PyType_Lookup(Py_TYPE(object), name)) return false;
+    PyObject *kind = PyObject_GetAttr(object, name);
+    PyObject *found = kind ? PyObject_GetAttrString(kind, "hasobject") : nullptr;
+    Py_XDECREF(kind);
+    if (!found) PyErr_Clear();  // not numpy's
+    const bool holds = found == Py_True;
+    Py_XDECREF(found);
+    return holds;
+}
+
 int buffer_to_publish(PyObject *object, Py_buffer *view, int flags) {
-    if (PyObject_CheckBuffer(object)) [[likely]]
-        return PyObject_GetBuffer(object, view, flags);
+    if (PyObject_CheckBuffer(object)) [[likely]] {
+        if (PyObject_GetBuffer(object, view, flags) != 0) return -1;
+        if (!holds_objects(object, view)) [[likely]] return 0;
+        PyBuffer_Release(view);
+        PyErr_Format(PyExc_TypeError,
+                     "publish takes bytes or a buffer of values, not %s of Python objects (dtype object): it holds their "
+                     "addresses in this process; convert it, as in array.astype(float)",
+                     Py_TYPE(object)->tp_name);
+        return -1;
+    }
     view->obj = nullptr;
     PyErr_Format(PyExc_TypeError,
                  "publish takes bytes or a buffer, not %s; encode it, or open the publisher with type= (docs/types.md)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import inspect
 import os
 import pydoc
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
 
 import penstock
@@ -97,6 +99,28 @@ def test_only_bytes_are_published(reach: Reach, bad: Any) -> None:
         publisher.publish_many([bad])
     publisher.publish(b"fine")
     assert read_all(subscriber, 1) == [b"fine"]
+
+
+class _Odd(numpy.ndarray[Any, Any]):
+    pass
+
+
+_OBJECTS = numpy.array([object(), None])
+_STRUCTURED = numpy.zeros(2, [("size", "i4"), ("value", "O")])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [_OBJECTS, _STRUCTURED, _OBJECTS.view(_Odd), memoryview(_OBJECTS), (ctypes.py_object * 2)()],
+    ids=["array", "structured", "subclass", "memoryview", "ctypes"],
+)
+def test_addresses_of_objects_are_not_published(reach: Reach, bad: Any) -> None:
+    publisher, subscriber = reach.pair()
+    for publish in (publisher.publish, lambda data: publisher.publish_many([data])):
+        with pytest.raises(TypeError, match=rf"of values, not \S*{type(bad).__name__} of Python objects \(dtype object\)"):
+            publish(bad)
+    publisher.publish(numpy.zeros(2, [("O", "i4"), ("stamp", "f8")]))
+    assert len(read_all(subscriber, 1)[0]) == 24
 
 
 def _messages_until(error: type[Exception]) -> Iterator[Any]:

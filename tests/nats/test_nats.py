@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import datetime
 import os
 import signal
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 import penstock
@@ -125,6 +127,16 @@ def test_core_both_ways_with_headers_and_times(server: Server) -> None:
     for method in (lambda: subscriber.read(0), lambda: publisher.publish(b"late")):
         with pytest.raises(ClosedError):
             method()
+
+
+@pytest.mark.parametrize("kind", [object, [("size", "i4"), ("value", "O")]])
+def test_addresses_of_objects_are_not_published(server: Server, kind: Any) -> None:
+    with penstock.publisher(server.address("objects")) as publisher:
+        for publish in (publisher.publish, lambda data: publisher.publish_many([data])):
+            with pytest.raises(TypeError, match="ndarray of Python objects"):
+                publish(numpy.zeros(2, kind))
+            with pytest.raises(TypeError, match=r"py_object_Array_1 of Python objects"):
+                publish((ctypes.py_object * 1)())
 
 
 def test_a_queue_group_shares(server: Server) -> None:

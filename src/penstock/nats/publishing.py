@@ -211,6 +211,12 @@ class Publisher(channel.Publisher):
 def _bytes(data: Any) -> bytes:
     """A copy of the bytes. Refuses a text, and a number, which ``bytes`` would take as a size."""
     try:
-        return bytes(memoryview(data))
+        view = memoryview(data)
     except TypeError:
         raise TypeError(f"publish takes bytes or a buffer, not {type(data).__name__}; encode it first") from None
+    if getattr(getattr(data, "dtype", None), "hasobject", False) or view.format.endswith("O"):
+        raise TypeError(
+            f"publish takes bytes or a buffer of values, not {type(data).__name__} of Python objects (dtype object): "
+            "it holds their addresses in this process; convert it, as in array.astype(float)"
+        )
+    return bytes(view)
