@@ -255,6 +255,25 @@ def test_virtual_channels_over_tcp_into_a_multiplexer(tmp_path: Path) -> None:
         eventually(lambda: into.ledger == penstock.Ledger(60, 60))
 
 
+@pytest.mark.parametrize("kind", [str, Path])
+def test_names_and_the_map_may_be_files(tmp_path: Path, kind: Any) -> None:
+    """As the command takes them."""
+    (tmp_path / "names").write_text("1 /one\n")
+    (tmp_path / "map").write_text("9 = 1\n")
+    there = f"/there-{time.time_ns()}"
+    with (
+        tcp.Publisher() as publisher,
+        Bridge(publisher.address, f"shm:{there}", names=kind(tmp_path / "names"), vchans=kind(tmp_path / "map")) as bridge,
+        shm.Subscriber("/one", mux=there, reliable=True) as subscriber,
+    ):
+        assert publisher.wait_ready(1, LONG)
+        publisher.publish(b"x", vchan_id=9)
+        assert bridge.run(1) == 1 and subscriber.read(LONG) == b"x"
+    (tmp_path / "names").write_text("no line of names\n")
+    with pytest.raises(penstock.InvalidArgument, match="names:1"):
+        Bridge("tcp://127.0.0.1:1", f"shm:{there}", names=kind(tmp_path / "names"))
+
+
 def test_what_has_no_place_is_refused_and_the_rest_goes_on() -> None:
     there = f"/there-{time.time_ns()}"
     with (
@@ -570,9 +589,12 @@ def test_a_loop_is_refused(tmp_path: Path) -> None:
         ("nats://127.0.0.1:1/a.>", "nats://127.0.0.1:1/a.out"),
         ("nats://127.0.0.1:1/a.*.c", "nats://127.0.0.1:2,127.0.0.1:1/a.out.c?jetstream=true"),
         ("shm:/mux", "shm:/one?mux=/mux"),
+        ("shm:/one?mux=/mux", "shm:/mux?slots=8"),
     ):
         with pytest.raises(penstock.InvalidArgument, match="carry its own messages"):
             Bridge(source, sink)
+    with pytest.raises(penstock.InvalidArgument, match="carry its own messages"):
+        Bridge("shm:/one?mux=/mux", "shm:/mux", names={0: "/one"})
     with pytest.raises(penstock.InvalidArgument, match=r"takes what is published at nats://127\.0\.0\.1:1/a\.out"):
         Bridge("nats://127.0.0.1:1/a.>", "nats://127.0.0.1:1/a.out")
 

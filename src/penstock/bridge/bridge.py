@@ -26,6 +26,7 @@ import contextlib
 import dataclasses
 import importlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -36,9 +37,11 @@ from typing import Any
 from penstock import address as addresses
 from penstock.bridge.carrier import Carrier
 from penstock.bridge.multiplexer import Multiplexer
+from penstock.bridge.vchans import read_map
 from penstock.carry import not_held
 from penstock.channel import IdAndKey, Ledger, Publisher, Subscriber
 from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError, UnreachedError
+from penstock.shm.vchans import read_vchans
 from penstock.topics import is_pattern
 from penstock.types import Schema, Terms
 
@@ -75,15 +78,20 @@ class Bridge:
         source: str,
         sink: str,
         *,
-        vchans: Mapping[int, int | str] | None = None,
-        names: Mapping[int, str] | None = None,
+        vchans: Mapping[int, int | str] | str | os.PathLike[str] | None = None,
+        names: Mapping[int, str] | str | os.PathLike[str] | None = None,
         source_options: Mapping[str, Any] | None = None,
         sink_options: Mapping[str, Any] | None = None,
         most: int = 1024,
     ) -> None:
-        """``vchans`` maps virtual channels; ``names`` makes the sink a multiplexer with a channel for each of them."""
+        """``vchans`` maps virtual channels; ``names`` makes the sink a multiplexer with a channel for each of them.
+        Each may be the path of the file that has it."""
         from penstock import _core
 
+        if isinstance(vchans, str | os.PathLike):
+            vchans = read_map(vchans)
+        if isinstance(names, str | os.PathLike):
+            names = read_vchans(names)
         self.source, self.sink = addresses.without_secrets(source), addresses.without_secrets(sink)
         self._most = most
         self._closing = threading.Event()
@@ -454,6 +462,8 @@ class Bridge:
 def _refuse_loop(source: str, sink: str, topics: list[str]) -> None:
     """Refuse a bridge that would read what it publishes, and carry its own messages for ever."""
     first, second = addresses.parse(source), addresses.parse(sink)
+    if first.scheme == second.scheme == "shm" and first.options.get("mux") == second.name:
+        raise InvalidArgument(f"{first} is a channel of {second}: the bridge would carry its own messages for ever")
     if addresses.arrives(second, first, topics):
         said = f"takes what is published at {second}" if _several(topics) else "is both source and sink"
         raise InvalidArgument(f"{first} {said}: the bridge would carry its own messages for ever")

@@ -6,6 +6,7 @@ comment. Ids that are not named stay as they are. Any thread may call this.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from penstock.address import parse
@@ -15,7 +16,7 @@ MAX_ID = 2**31 - 2
 MAX_DIGITS = 20
 
 
-def read_map(path: str | Path) -> dict[int, int | str]:
+def read_map(path: str | os.PathLike[str]) -> dict[int, int | str]:
     """Read the map from a file; ``InvalidArgument`` names the line that is wrong."""
     found: dict[int, int | str] = {}
     try:
