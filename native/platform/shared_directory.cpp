@@ -27,6 +27,7 @@ Refusal refuse(const std::string &path, bool must_be_ours) {
     const int not_made = mkdir(path.c_str(), 0700) == 0 ? 0 : errno;
     struct stat status {};
     if (lstat(path.c_str(), &status) != 0) return {not_made && not_made != EEXIST ? not_made : errno, ""};
+    if (S_ISLNK(status.st_mode)) return {ENOTDIR, "it is a symbolic link; name the directory itself"};
     if (!S_ISDIR(status.st_mode)) return {ENOTDIR, ""};
     if (must_be_ours && status.st_uid != geteuid()) return {EACCES, "it belongs to user " + std::to_string(status.st_uid)};
     if ((status.st_mode & 022) && !(status.st_mode & S_ISVTX))

@@ -231,6 +231,8 @@ static nb::dict member_dictionary(const shm::MemberView &member) {
     entry["next_ordinal"] = member.cursor;
     entry["held"] = member.held;
     entry["oldest_held_ns"] = member.oldest_held_ns;
+    entry["waiting"] = member.waiting;
+    entry["overwritten"] = member.overwritten;
     return entry;
 }
 

@@ -135,6 +135,50 @@ void note_deaths_in(const std::string &encoded, Channel channel) {
     }
 }
 
+// What is in the slots for a subscriber, and what was overwritten since it last counted. Publishers and the subscriber go
+// on meanwhile: only while its own words stay the same, what is gone was not read.
+void view_unread(const Channel &channel, MemberView &member) {
+    const Member &self = channel.subscribers[member.index];
+    const bool is_virtual = member.vchan >= 0;
+    if (is_virtual && (!channel.vchans || member.vchan >= std::int32_t(max_vchans))) return;
+    std::uint64_t uncounted = self.uncounted().load();
+    member.cursor = self.cursor.load();
+    for (int turns = 0; turns < 8; ++turns) {
+        const std::uint64_t last_ordinal = is_virtual ? channel.vchans[member.vchan].tail.load() : 0;
+        const std::uint64_t end = channel.tail(), last = is_virtual ? last_ordinal : end - 1;
+        const std::uint64_t first = is_virtual ? uncounted : std::max(member.cursor, uncounted);
+        const std::uint64_t first_in_ring = channel.first_in_ring();
+        const std::uint64_t due = uncounted && last >= first ? last + 1 - first : 0;
+        std::uint64_t there = 0;
+        member.waiting = 0;
+        for (std::uint32_t s = 0; s < channel.slot_count && (member.cursor < end || due); ++s) {
+            const Slot &slot = channel.slots[s];
+            auto sequence = [&] {  // of the message that is whole in the slot; 0: none
+                std::uint64_t state = slot.state.load();
+                bool whole = kind_of(state) == slot_live || kind_of(state) == slot_claiming;
+                return whole ? sequence_of(state) : 0;
+            };
+            const std::uint64_t n = sequence(), ordinal = slot.ordinal.load();
+            // The ordinals of a virtual channel are a step ahead of the tail.
+            if (!n || (is_virtual ? slot.vchan.load() != member.vchan : n >= end)) continue;
+            if (n < first_in_ring && !(member.reliable && slot.flags.load() & message_reliable)) continue;
+            const std::uint64_t place = is_virtual ? ordinal : n;
+            if (sequence() != n) continue;
+            if (n >= member.cursor) ++member.waiting;
+            if (place >= first && place <= last) ++there;
+        }
+        member.overwritten = due > there ? due - there : 0;
+        const std::uint64_t cursor = self.cursor.load(), counted = self.uncounted().load();
+        if (cursor == member.cursor && counted == uncounted) return;
+        member.cursor = cursor;
+        uncounted = counted;
+    }
+    // It reads so fast that nothing stands still: only what is more than the slots can hold was surely lost.
+    const std::uint64_t end = channel.tail(), behind = end > member.cursor ? end - member.cursor : 0;
+    member.overwritten = !is_virtual && behind > channel.slot_count ? behind - channel.slot_count : 0;
+    member.waiting = std::min(member.waiting, behind);
+}
+
 void view_slots(const std::string &name, ChannelView &view, const Channel &control) {
     try {
         Channel channel = control;
@@ -154,28 +198,34 @@ void view_slots(const std::string &name, ChannelView &view, const Channel &contr
                 if (!member.held++ || published_ns < member.oldest_held_ns) member.oldest_held_ns = published_ns;
             }
         }
+        for (MemberView &member : view.members)
+            if (!member.is_publisher) view_unread(channel, member);
     } catch (const Error &error) {
         view.problem = error.what();
     }
 }
 
-void view_vchans(const std::string &name, ChannelView &view, const Header &header) {
-    if (!header.vchans_ready.load()) return;
+// The table of virtual channels, attached read-only; empty if there is none.
+Mapping view_vchans(const std::string &name, ChannelView &view, Channel &channel) {
+    const Header &header = *channel.header;
+    if (!header.vchans_ready.load()) return {};
     Access any;
     any.shared = true;
     try {
         File file = open_file(name + ".vchans." + hexadecimal(header.nonce), any, false);
-        if (!file || file_size(file) != sizeof(Vchan) * max_vchans) return;
+        if (!file || file_size(file) != sizeof(Vchan) * max_vchans) return {};
         Mapping memory(file.get(), sizeof(Vchan) * max_vchans, false);
-        auto *vchans = reinterpret_cast<Vchan *>(memory.data());
+        auto *vchans = channel.vchans = reinterpret_cast<Vchan *>(memory.data());
         for (std::uint32_t id = 0; id < max_vchans; ++id) {
             if (!vchans[id].used.load()) continue;
             view.vchans.emplace_back(id, read_text(vchans[id].name, sizeof vchans[id].name));
             std::string type = read_text(vchans[id].type, sizeof vchans[id].type);
             if (!type.empty()) view.vchan_types.emplace_back(id, type);
         }
+        return memory;
     } catch (const Error &error) {
         view.problem = error.what();
+        return {};
     }
 }
 
@@ -243,8 +293,8 @@ std::vector<ChannelView> list_channels() {
             };
             add(true, look.channel.publishers, look.channel.publisher_capacity);
             add(false, look.channel.subscribers, look.channel.subscriber_capacity);
+            Mapping vchans = view_vchans(encoded, view, look.channel);
             view_slots(encoded, view, look.channel);
-            view_vchans(encoded, view, header);
             view.durable = text_in(encoded + ".durable." + hexadecimal(header.nonce));
         }
         for (const std::string &other : names) {
@@ -274,9 +324,10 @@ void look_for_deaths() {
     }
 }
 
-bool is_channel_in_use(const std::string &encoded) {
+std::string channel_in_use(const std::string &encoded) {
     Look look = look_at(encoded + suffix, false);
-    return look.problem.empty() && any_alive(look.channel);
+    if (!look.problem.empty() || !any_alive(look.channel)) return "";
+    return look.channel.header->flags.load() & channel_mux ? "a multiplexer" : "an ordinary channel";
 }
 
 std::string multiplexer_of(const std::string &encoded, std::uint64_t own_nonce) {

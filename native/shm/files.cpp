@@ -8,6 +8,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cstdio>
@@ -65,11 +66,17 @@ File::~File() {
     if (descriptor_ >= 0) close(descriptor_);
 }
 
+std::string name_beginning(const std::string &name) {
+    std::size_t size = std::min<std::size_t>(name.size(), 40);
+    for (int back = 0; back < 3 && size && size < name.size() && (name[size] & 0xC0) == 0x80; ++back) --size;
+    return name.substr(0, size);
+}
+
 std::string encode_name(const std::string &name) {
     if (name.size() < 2 || name[0] != '/')
         throw Error(Fault::invalid, "channel name '" + name + "' must begin with '/' and name something, as in /camera");
     if (name.size() > max_name_bytes)
-        throw Error(Fault::invalid, "channel name '" + name.substr(0, 40) + "...' has " + std::to_string(name.size()) +
+        throw Error(Fault::invalid, "channel name '" + name_beginning(name) + "...' has " + std::to_string(name.size()) +
                                         " bytes; at most " + std::to_string(max_name_bytes) + " are possible");
     std::string encoded;
     for (unsigned char letter : name) {
@@ -85,7 +92,7 @@ std::string encode_name(const std::string &name) {
         }
     }
     if (encoded.size() > 200)
-        throw Error(Fault::invalid, "channel name '" + name.substr(0, 40) +
+        throw Error(Fault::invalid, "channel name '" + name_beginning(name) +
                                         "...' is too long once its odd characters are encoded; use a shorter one");
     return encoded;
 }

@@ -54,6 +54,8 @@ class File {
 
 // "/camera/front" as a file name; throws Fault::invalid for a name that cannot be one.
 std::string encode_name(const std::string &name);
+// The beginning of a name that is too long to be told, not cut inside a UTF-8 character.
+std::string name_beginning(const std::string &name);
 std::string decode_name(const std::string &file_name);
 
 // An existing file, or an empty File when there is none. Refuses what is not a regular file of ours.

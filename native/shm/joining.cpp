@@ -29,8 +29,8 @@ void Membership::check_header() const {
 
 // One name is one channel: an ordinary one, or a virtual one on one multiplexer.
 void Membership::check_name() const {
-    if (!options.mux.empty() && is_channel_in_use(encode_name(options.name)))
-        throw Error(Fault::refused, describe() + ": '" + options.name + "' is an ordinary channel already");
+    const std::string used = options.mux.empty() ? "" : channel_in_use(encode_name(options.name));
+    if (!used.empty()) throw Error(Fault::refused, describe() + ": '" + options.name + "' is " + used + " already");
     for (const std::string &name : {options.name, options.mux}) {
         std::string mux = name.empty() ? "" : multiplexer_of(encode_name(name), nonce_);
         if (!mux.empty())
@@ -103,13 +103,18 @@ void Membership::check_agreement() {
             throw Error(Fault::refused, describe() + ": fixed_size=True, but the slots of the channel grow");
         if (options.local != bool(flags & channel_local)) refuse("local", options.local, !options.local);
     }
-    auto limit = [&](std::atomic<std::uint32_t> &place, std::uint32_t given, std::uint32_t capacity, const char *option) {
+    auto limit = [&](std::atomic<std::uint32_t> &place, std::uint32_t given, std::uint32_t capacity, bool publishers) {
         if (!given) return;
+        const char *option = publishers ? "max_publishers" : "max_subscribers";
+        const std::uint32_t there = count_members(publishers), own = publishers == is_publisher;
+        if (!place.load() && there + own > given)
+            throw Error(Fault::refused, describe() + ": " + option + "=" + std::to_string(given) + ", but the channel has " +
+                                            std::to_string(there) + " already: " + pids_of(publishers));
         if (!place.load()) place.store(std::min(given, capacity));
         if (place.load() != given) refuse(option, given, place.load());
     };
-    limit(header.max_publishers, options.max_publishers, channel.publisher_capacity, "max_publishers");
-    limit(header.max_subscribers, options.max_subscribers, channel.subscriber_capacity, "max_subscribers");
+    limit(header.max_publishers, options.max_publishers, channel.publisher_capacity, true);
+    limit(header.max_subscribers, options.max_subscribers, channel.subscriber_capacity, false);
 }
 
 void Membership::agree_on_type(char *type, std::size_t room, bool has_publisher) {
@@ -162,7 +167,12 @@ std::string Membership::durable(const std::string &directory) {
                   [&](std::uint8_t *memory) { std::memcpy(memory, directory.data(), directory.size()); });
         return directory;
     }
-    File file = open_file(name, options.access, false);
+    return kept_on_disk();
+}
+
+// Under the file lock.
+std::string Membership::kept_on_disk() const {
+    File file = open_file(file_name("durable"), options.access, false);
     const std::uint64_t size = file ? std::min(file_size(file), max_schema_bytes) : 0;
     if (!size) return "";
     Mapping memory(file.get(), size, false);
@@ -379,6 +389,10 @@ void Membership::take_place() {
     const char *option = is_publisher ? "max_publishers" : "max_subscribers";
     if (limit == 0 || limit > capacity) limit = capacity;
     if (count_members(is_publisher) >= limit) {
+        const std::string kept = is_publisher ? kept_on_disk() : "";
+        if (!kept.empty())
+            throw Error(Fault::capacity, describe() + " has a durable publisher, which keeps it in '" + kept +
+                                             "' and is its only one: " + pids_of(true) + "; publish with that one, or end it");
         std::string remedy;
         if (limit < max_members)
             remedy = std::string("; the handle that makes the channel chooses ") + option + ", at most " + std::to_string(max_members);

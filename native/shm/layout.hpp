@@ -116,12 +116,18 @@ struct alignas(128) Member {
     Word sleep;              // 32
     std::uint64_t joined_ns; // 40
     Word wanted_cursor;      // 48  a sleeping publisher: do not wake it before a reader has come this far (hint)
+                             //     a subscriber: see uncounted
     Word extra;              // 56  a subscriber: slots that it has claimed beyond those
     alignas(64) Word cursor; // 64  the next sequence to read, or after the last published; written at each message
     Word count;              // 72  messages published or read, for statistics
     Word bytes;              // 80
     Word dropped;            // 88
     char program[32];        // 96  program of its process; may be cut, ends with a zero
+
+    // Of a subscriber: the first message that it has not counted as read or lost, by its sequence or, on a virtual
+    // channel, its ordinal. Who looks from outside counts from there; 0: not known.
+    Word &uncounted() { return wanted_cursor; }
+    const Word &uncounted() const { return wanted_cursor; }
 };
 static_assert(sizeof(Member) == 128 && offsetof(Member, cursor) == 64);
 

@@ -63,7 +63,7 @@ Membership::Membership(bool publisher, const Options &given) : options(given), i
     if (!given.mux.empty()) {
         encode_name(given.name);
         if (given.name.size() > max_vchan_name_bytes)
-            throw Error(Fault::invalid, "virtual channel name '" + given.name.substr(0, 40) + "...' is longer than " +
+            throw Error(Fault::invalid, "virtual channel name '" + name_beginning(given.name) + "...' is longer than " +
                                             std::to_string(max_vchan_name_bytes) + " bytes");
         if (given.mux == given.name)
             throw Error(Fault::invalid, describe() + " cannot be its own multiplexer");

@@ -148,6 +148,7 @@ class Membership {
     void choose_vchan();
     void check_name() const;
     std::string virtual_name(const std::string &name) const;
+    std::string kept_on_disk() const;
     void give_back_vchans() const;
     void take_place();
     std::uint64_t first_of_history(std::uint64_t end) const;
@@ -190,6 +191,8 @@ struct MemberView {
     std::uint64_t count = 0, bytes = 0, dropped = 0, joined_ns = 0, cursor = 0;
     std::uint32_t held = 0;              // slots that it keeps from being reused
     std::int64_t oldest_held_ns = 0;     // when the oldest message among them was published
+    std::uint64_t waiting = 0;           // messages that it can still read
+    std::uint64_t overwritten = 0;       // those that it can read no more and has not counted as lost itself
 };
 struct ChannelView {
     std::string name, type, problem;
@@ -204,8 +207,8 @@ struct ChannelView {
 std::vector<ChannelView> list_channels();
 // What describes the type of a channel, every version, a line each; empty if nobody has said it, or there is no channel.
 std::string described_type(const std::string &name);
-// Whether the channel with that file name has a live member.
-bool is_channel_in_use(const std::string &encoded);
+// What the channel with that file name is, "an ordinary channel" or "a multiplexer"; empty if it has no live member.
+std::string channel_in_use(const std::string &encoded);
 // The multiplexer of that virtual channel, if it is in use and not the one with that nonce; else empty.
 std::string multiplexer_of(const std::string &encoded, std::uint64_t own_nonce);
 

@@ -14,6 +14,8 @@ Subscriber::Subscriber(const Options &options, bool with_activation, bool with_v
     reader.vchan = member.vchan;
     reader.cursor = expected_ = member.start;
     last_ordinal_ = member.start_ordinal;
+    if (reader.vchan < 0) note_counted(std::max(expected_, member.joined_tail));
+    else note_counted(last_ordinal_ + 1);
     prepare();
 }
 
@@ -40,6 +42,11 @@ void Subscriber::drop(std::uint64_t count, DropReason reason) {
     counters->drop(reason, count);
     Word &dropped = member.self().dropped;
     dropped.store(dropped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
+}
+
+// So that who looks from outside counts no loss twice.
+void Subscriber::note_counted(std::uint64_t next) {
+    member.self().uncounted().store(next, std::memory_order_release);
 }
 
 // Everything below `upto` that was not delivered is lost; messages before joining were never ours.
@@ -99,6 +106,7 @@ bool Subscriber::deliver(View &view, std::uint32_t s) {
         std::uint64_t from = std::max(last_ordinal_, member.start_ordinal);
         if (view.ordinal > from + 1) drop(view.ordinal - from - 1, DropReason::overflow);
         last_ordinal_ = std::max(last_ordinal_, view.ordinal);
+        note_counted(last_ordinal_ + 1);
     }
     bool before_joining = reader.vchan < 0 ? sequence < member.joined_tail : view.ordinal <= member.start_ordinal;
     if (before_joining) [[unlikely]] ++history_;
@@ -314,13 +322,14 @@ void Subscriber::count_overwritten(std::uint64_t newest, bool alone) {
     }
     if (reader.vchan < 0) {
         account(n);
-        // so that the monitor does not count them again
+        note_counted(std::max(n, member.joined_tail));
         if (alone && n > reader.cursor) channel.move_cursor(reader, n);
         return;
     }
     std::uint64_t from = std::max(last_ordinal_, member.start_ordinal);
     if (newest > from) drop(newest - from, DropReason::overflow);
     last_ordinal_ = std::max(last_ordinal_, newest);
+    note_counted(last_ordinal_ + 1);
 }
 
 void Subscriber::update_counters(bool alone) {

@@ -120,6 +120,7 @@ class Subscriber {
     void account(std::uint64_t upto, DropReason reason = DropReason::overflow);
     void drop(std::uint64_t count, DropReason reason);
     void count_overwritten(std::uint64_t newest, bool alone);
+    void note_counted(std::uint64_t next);
     [[noreturn]] void refuse_damage() const;
     void finish() noexcept;
 

@@ -217,6 +217,14 @@ def test_a_directory_of_shared_memory_that_cannot_be_is_one_sentence(words: tupl
     assert "Permission denied" not in done.stderr
 
 
+def test_a_link_to_a_directory_of_shared_memory_is_told_as_that(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir(0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    done = run("pub", "shm:/x", "hello", PENSTOCK_SHM_DIR=str(tmp_path / "link"))
+    assert done.returncode in (1, 2)
+    assert "cannot be used (it is a symbolic link; name the directory itself)" in done.stderr
+
+
 def test_an_absent_directory_of_shared_memory_has_one_reason(tmp_path: Path) -> None:
     absent = tmp_path / "no" / "dir"
     done = run("pub", "shm:/x", "hello", PENSTOCK_SHM_DIR=str(absent))

@@ -152,6 +152,73 @@ def test_lag_beyond_the_slots_is_loss_at_once() -> None:
         assert any("lost 992 messages" in text for text in grave), grave
 
 
+@pytest.mark.parametrize("reads", [0, 1])
+def test_one_side_that_is_reliable_loses_and_is_told_so_at_once(reads: int) -> None:
+    name = f"shm:/one-side-{os.getpid()}"
+    with penstock.publisher(name, slots=8) as publisher, penstock.subscriber(name, reliable=True) as subscriber:
+        for _ in range(reads):
+            publisher.publish(b"x")
+            assert subscriber.read(30) == b"x"
+        publisher.publish_many([b"x"] * 1000)
+        found = of(name, "subscriber")
+        assert found.lost == 992 and found.waiting == 8
+        texts = [f.text for f in explain(name, watch_s=0.0)]
+        assert any("lost 992 messages" in text for text in texts), texts
+        assert any(f"pid {os.getpid()}" in t and "is not reliable: it overwrites" in t for t in texts), texts
+        assert subscriber.ledger.lost == 992 and of(name, "subscriber").lost == 992, "nothing counts twice"
+
+
+@pytest.mark.parametrize("reliable", [False, True])
+def test_virtual_channels_lose_at_once_and_each_its_own(reliable: bool) -> None:
+    mux = f"/lapped-{os.getpid()}"
+    places = [f"shm:{mux}/{letter}?mux={mux}" for letter in "ab"]
+    with (
+        penstock.publisher(places[0], slots=16) as first,
+        penstock.publisher(places[1]) as second,
+        penstock.subscriber(places[0], reliable=reliable) as of_first,
+        penstock.subscriber(places[1], reliable=reliable) as of_second,
+        penstock.subscriber(f"shm:{mux}") as of_all,
+    ):
+
+        def figures() -> list[tuple[int, int]]:
+            readers = {block.name: block for block in seen() if block.room == "shm" and block.kind == "subscriber"}
+            return [(b.lost, b.waiting) for b in (readers[mux + end] for end in ("/a", "/b", ""))]
+
+        assert figures() == [(0, 0)] * 3
+        first.publish(b"a")
+        assert figures() == [(0, 1), (0, 0), (0, 1)]
+        assert of_first.read(30) == b"a" and of_all.read(30) == b"a"
+        second.publish_many([b"b"] * 10)
+        assert figures() == [(0, 0), (0, 10), (0, 10)]
+        first.publish_many([b"a"] * 500)
+        assert figures() == [(484, 16), (10, 0), (494, 16)]
+        assert any("lost 10 messages" in f.text for f in explain(places[1], watch_s=0.0))
+        assert [handle.ledger.lost for handle in (of_first, of_second, of_all)] == [484, 10, 494]
+        assert figures() == [(484, 16), (10, 0), (494, 16)], "nothing counts twice"
+        assert sum(1 for _ in iter(lambda: of_first.read(0) is not None, False)) == 16 and of_second.read(0) is None
+        assert figures()[:2] == [(484, 0), (10, 0)]
+
+
+@pytest.mark.parametrize("mux", [False, True])
+def test_who_keeps_up_has_lost_nothing_at_any_look(mux: bool) -> None:
+    place = f"shm:/keeps-up-{os.getpid()}" + (f"?mux=/keeps-up-mux-{os.getpid()}" if mux else "")
+    stop = threading.Event()
+
+    def flow() -> None:
+        while not stop.is_set():
+            publisher.publish_many([b"x"] * 5)
+            subscriber.read_many(5, 30)
+
+    with penstock.publisher(place, slots=64) as publisher, penstock.subscriber(place) as subscriber:
+        thread = threading.Thread(target=flow)
+        thread.start()
+        try:
+            assert {of(place.partition("?")[0], "subscriber").lost for _ in range(200)} == {0}
+        finally:
+            stop.set()
+            thread.join()
+
+
 def test_the_books_of_a_reader_that_holds_all_it_may_close() -> None:
     name = f"shm:/holding-{os.getpid()}"
     program = f"""

@@ -479,6 +479,23 @@ def test_limits(name: str) -> None:
         publisher.publish(b"x")
 
 
+def test_a_limit_below_what_is_there_is_refused_and_limits_nothing(name: str) -> None:
+    with shm.Publisher(name), shm.Subscriber(name):
+        with pytest.raises(penstock.RefusedError, match=rf"max_publishers=1, but the channel has 1 already: 1 of pid {os.getpid()}"):
+            shm.Publisher(name, max_publishers=1)
+        with pytest.raises(penstock.RefusedError, match="max_subscribers=1, but the channel has 1 already"):
+            shm.Subscriber(name, max_subscribers=1)
+        with shm.Publisher(name), shm.Subscriber(name):
+            pass
+
+
+@pytest.mark.parametrize("options", [{}, {"mux": "/some"}])
+def test_a_long_name_is_not_cut_inside_a_character(options: dict[str, Any]) -> None:
+    with pytest.raises(penstock.InvalidArgument, match="/äää") as refused:
+        shm.Publisher("/" + "ä" * 150, **options)
+    assert "\ufffd" not in str(refused.value) and "ä..." in str(refused.value)
+
+
 def test_capacity_is_refused_with_names(name: str) -> None:
     with shm.Publisher(name, slots=8), shm.Subscriber(name, max_active_messages=5):
         with pytest.raises(penstock.CapacityError, match=r"8 slots.*publisher 0 \(pid \d+\) may reserve 1, subscriber 0 .* holds 0 and is guaranteed 5"):

@@ -214,6 +214,9 @@ def test_one_name_is_one_channel(name: str, kind: Any) -> None:
     with shm.Subscriber(name):
         with pytest.raises(penstock.RefusedError, match="an ordinary channel already"):
             kind(name, mux=one)
+    with shm.Subscriber(f"{name}/one", mux=name):
+        with pytest.raises(penstock.RefusedError, match=f"'{name}' is a multiplexer already"):
+            kind(name, mux=one)
     with kind(name, mux=two):
         pass
     with kind(name):

@@ -1,11 +1,11 @@
 """The counters of every process, completed from shared-memory channels and the other handles.
 
 A handle of shared memory only counts messages. How many slots it holds, how far behind it is and when the channel was
-last written is in the channel itself, which this module reads without joining it. A subscriber that is further behind
-than the channel has slots has lost the difference, even if it has not noticed yet. For handles that
-do not count their peers, those open on this machine are counted. How far a reader of a journal is behind is the
-journal's frontier less its position. A tail is no reader of the program's: neither it nor what a broker keeps for it
-counts as one. A gateway's module that gets nothing and publishes is a source. Any thread.
+last written is in the channel itself, which this module reads without joining it. What a subscriber has not read and
+is in no slot any more is lost, even if it has not noticed yet. For handles that do not count their peers, those open
+on this machine are counted. How far a reader of a journal is behind is the journal's frontier less its position. A
+tail is no reader of the program's: neither it nor what a broker keeps for it counts as one. A gateway's module that
+gets nothing and publishes is a source. Any thread.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _members(handles: dict[tuple[int, str], list[Block]], channel: Channel) -> I
         name = channel.name if member.vchan_id is None else channel.vchans.get(member.vchan_id, "")
         groups.setdefault((member.process or member.pid, member.kind, name), []).append(member)
     for (process, kind, name), members in groups.items():
-        own = [block for block in handles.get((process, kind), ()) if block.name in (name, channel.name)]
+        own = [block for block in handles.get((process, kind), ()) if block.name == name]
         if len(own) == len(members):  # otherwise one is being opened or closed, and the order would mislead
             own.sort(key=lambda block: block.opened_ns)
             yield from zip(own, sorted(members, key=lambda member: member.joined_ns), strict=True)
@@ -169,11 +169,9 @@ def _with_member(block: Block, channel: Channel, member: Member) -> Block:
             block, depth=used, capacity=channel.slots, memory_bytes=channel.memory_bytes,
             last_ns=max(block.last_ns, channel.last_ns if block.matched else 0),
         )  # fmt: skip
-    behind = max(0, channel.published + 1 - member.next_ordinal)
-    # Virtual channels share the channel's ordinals: nothing says how many of those behind are this one's.
-    lost = max(0, behind - channel.slots) if member.vchan_id is None and not member.reliable else 0
+    lost = member.overwritten
     dropped = {**block.dropped, "overflow": block.dropped.get("overflow", 0) + lost} if lost else block.dropped
     return replace(
-        block, depth=member.held, capacity=block.capacity or channel.most_for(member), lag=behind - lost,
+        block, depth=member.held, capacity=block.capacity or channel.most_for(member), lag=member.waiting,
         matched=block.matched + lost, dropped=dropped,
     )  # fmt: skip

@@ -35,6 +35,8 @@ class Member:
     oldest_held_ns: int = 0  #: when the oldest message among them was published
     process: int = 0  #: its process, by a number that no other has: containers have pids of their own
     here: bool = True  #: it is alive, and /proc shows it under ``pid``
+    waiting: int = 0  #: messages that a subscriber can still read
+    overwritten: int = 0  #: messages that a subscriber can read no more, and has not counted in ``dropped`` itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,22 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
         yield Finding(f"no virtual channel {parts.name} in {mux}", f"it has {near}")
     if not channel.subscribers and any(member.reliable and member.alive for member in channel.publishers):
         yield Finding("its reliable publishers wait with their first message until somebody subscribes", grave=False)
+    yield from _overwriting(channel)
     for member in channel.members:
         yield from _member(channel, member)
+
+
+def _overwriting(channel: Channel) -> Iterator[Finding]:
+    """Publishers that are not reliable, where subscribers are: one side alone guards nothing."""
+    wanting = [member for member in channel.subscribers if member.reliable and member.alive]
+    for publisher in channel.publishers:
+        read = any(member.vchan_id in (None, publisher.vchan_id) for member in wanting)
+        if publisher.alive and not publisher.reliable and read:
+            yield Finding(
+                f"the publisher {_name(publisher)} is not reliable: it overwrites what reliable subscribers have not "
+                "read; open both sides with reliable=True",
+                grave=False,
+            )
 
 
 def carriers(parts: addresses.Address) -> set[str]:
@@ -74,7 +88,7 @@ def _member(channel: Channel, member: Member) -> Iterator[Finding]:
         reclaimed = "its slots are reclaimed by the next process that needs them"
         yield Finding(f"the {member.kind} pid {member.pid} died; {reclaimed}", grave=False)
         return
-    name = who(member.pid) if member.here else f"pid {member.pid} of another container"
+    name = _name(member)
     ended = member.pid if member.here else name
     yield from _blocked(channel, member, name)
     if not member.held:
@@ -85,8 +99,7 @@ def _member(channel: Channel, member: Member) -> Iterator[Finding]:
         f"{member.held} of {channel.slots} slots held by {name}; the oldest message was published at "
         f"{iso_time(member.oldest_held_ns)} ({age_s:.1f} s ago)"
     )
-    behind = channel.published + 1 - member.next_ordinal
-    at_bound = member.held == member.most_held and behind > 0  # if that is its bound: who holds more has none
+    at_bound = member.held == member.most_held and member.waiting > 0  # if that is its bound: who holds more has none
     if channel.held_slots + channel.owned_slots >= channel.slots or at_bound or member.held >= channel.most_for(member):
         remedy = f"release messages there (message.release()), give the channel more slots, or end {ended}"
         yield Finding(said, remedy)
@@ -94,15 +107,18 @@ def _member(channel: Channel, member: Member) -> Iterator[Finding]:
         yield Finding(said, grave=False)
 
 
+def _name(member: Member) -> str:
+    return who(member.pid) if member.here else f"pid {member.pid} of another container"
+
+
 def _blocked(channel: Channel, member: Member, name: str) -> Iterator[Finding]:
     """A reliable subscriber that does not read keeps reliable publishers waiting once the channel is full."""
-    behind = channel.published + 1 - member.next_ordinal
     waits = any(publisher.reliable and publisher.alive for publisher in channel.publishers)
     reads = member.kind == "subscriber" and member.reliable and member.alive and member.vchan_id is None
-    if reads and waits and not channel.free_slots and behind + member.held >= channel.live_slots:
+    if reads and waits and not channel.free_slots and member.waiting + member.held >= channel.live_slots:
         yield Finding(
-            f"the channel is full: {behind} messages wait for the reliable subscriber {name}, and reliable publishers "
-            "wait for it",
+            f"the channel is full: {member.waiting} messages wait for the reliable subscriber {name}, and reliable "
+            "publishers wait for it",
             f"read there, or end {member.pid if member.here else name}",
         )
 
