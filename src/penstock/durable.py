@@ -61,6 +61,10 @@ def open_publisher(
             f"publisher of {address.text!r}: metadata_size= does not go with durable=: the disk keeps properties, no "
             "metadata"
         )
+    if live_options.get("before"):
+        raise InvalidArgument(
+            f"publisher of {address.text!r}: before= does not go with durable=: the directory knows the last ordinal"
+        )
     if not isinstance(durable_wait, bool):
         raise InvalidArgument(f"durable_wait={durable_wait!r} must be True or False")
     from penstock.durable_publisher import DurablePublisher, end_forgotten

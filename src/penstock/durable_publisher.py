@@ -18,7 +18,7 @@ from penstock import address as addresses
 from penstock._core import journal as native
 from penstock.carry import time_of
 from penstock.channel import Ledger, Publisher, Terms, check_timeout, telling_published
-from penstock.errors import ClosedError, InvalidArgument, RefusedError
+from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
 from penstock.history import Opened, kept_of
 from penstock.journal import presence
 from penstock.journal.disk import Disk, read_all
@@ -518,7 +518,16 @@ def _open_live(address: Address, journal: Journal, options: dict[str, Any]) -> t
         return live, min(last + 1, next_position)
     if options.get("max_publishers") not in (None, 1):
         raise InvalidArgument(f"{address.text}: a durable channel has one publisher, so that ordinals are positions")
-    live = room.Publisher(address.name, before=first - 1, **{**options, "max_publishers": 1})
+    try:
+        live = room.Publisher(address.name, **{**options, "before": first - 1, "max_publishers": 1})
+    except (CapacityError, RefusedError) as error:
+        there = next((c.publishers for c in room.channels() if c.name == address.name), ())
+        if pids := sorted({str(member.pid) for member in there if member.alive}):
+            publishers = f"{'publishers' if len(there) > 1 else 'a publisher'} already: pid {', '.join(pids)}"
+            raise RefusedError(
+                f"{address.text}: a durable channel has one publisher, and this one has {publishers}; end it first"
+            ) from error
+        raise
     live._durable(directory)
     # the channel still exists: continue after the last message that the previous publisher passed on
     last = live.last_ordinal

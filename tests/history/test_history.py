@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import socket
 import subprocess
@@ -295,6 +296,26 @@ def test_bus_a_durable_publisher_is_the_only_one_of_its_id(tmp_path: Path) -> No
 def test_shm_a_durable_channel_has_one_publisher(tmp_path: Path) -> None:
     with pytest.raises(penstock.InvalidArgument, match="one publisher"):
         penstock.publisher(f"shm:/{unique()}", durable=tmp_path / "a", max_publishers=2)
+
+
+def test_shm_a_durable_channel_has_one_publisher_whoever_comes_first(tmp_path: Path) -> None:
+    where = f"shm:/{unique()}"
+    with penstock.publisher(where):
+        with pytest.raises(penstock.RefusedError, match=rf"a durable channel has one publisher, .* already: pid {os.getpid()};"):
+            penstock.publisher(where, durable=tmp_path / "a")
+        penstock.publisher(where).close()  # the one that was refused has limited nothing
+    with penstock.publisher(where, durable=tmp_path / "a"):
+        told = rf"has a durable publisher, .*{tmp_path}/a' and is its only one: 1 of pid {os.getpid()};"
+        with pytest.raises(penstock.CapacityError, match=told):
+            penstock.publisher(where)
+        with pytest.raises(penstock.RefusedError, match="a durable channel has one publisher"):
+            penstock.publisher(where, durable=tmp_path / "b")
+
+
+def test_shm_a_durable_channel_knows_its_last_ordinal(tmp_path: Path) -> None:
+    with pytest.raises(penstock.InvalidArgument, match="before= does not go with durable="):
+        penstock.publisher(f"shm:/{unique()}", durable=tmp_path / "a", before=5)
+    assert not (tmp_path / "a").exists()
 
 
 def test_shm_metadata_is_not_kept_on_disk(tmp_path: Path) -> None:
