@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from penstock.gateway import (
     LinkOptions,
     QueueOptions,
 )
+from penstock.gateway.durable import Forwarder
 from penstock.gateway.losses import last_loss
 from penstock.gateway.modules import FileTail
 from tests.gateway.conftest import Collector, Passer, eventually
@@ -360,3 +362,34 @@ def test_lines_wait_for_the_first_link(gateway: Gateway, tmp_path: Path) -> None
     looks.await_some()
     gateway.add_link("lines", "sink")
     eventually(lambda: gateway.module("sink").got == [b"new"])
+
+
+class _Waits:
+    """The mark of a message that is tried again until it is well, and that counts as handled only some checks later,
+    as one does that went through a process."""
+
+    lost = False
+    held = stalled = True
+
+    def __init__(self, well: threading.Event) -> None:
+        self._well, self._left = well, 5
+
+    def handled(self) -> bool:
+        self.held = self.stalled = not self._well.is_set()
+        self._left -= not self.held
+        return self._left <= 0
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_the_end_waits_for_one_that_is_not_tried_again_any_more(heals: bool) -> None:
+    well = threading.Event()
+    broker = SimpleNamespace(mark=lambda *_: _Waits(well), linked=lambda _: True)
+    module: Any = SimpleNamespace(name="queue", broker=broker)
+    queue = Backlog(1)
+    forwarder = Forwarder(module, lambda: queue, lambda _: None)
+    forwarder.start()
+    eventually(lambda: forwarder._held)
+    if heals:
+        well.set()
+    forwarder.stop()
+    assert queue.acked == ([0] if heals else []), "one that still is tried again stays with its source"

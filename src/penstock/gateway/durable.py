@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import threading
@@ -63,7 +64,7 @@ class Forwarder:
         self._stopping, self._cut, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._opened: Durable | None = None
         self._pending: deque[tuple[Mark | _Refused, Any, int, int]] = deque()
-        # marks that wait for messages which are tried again
+        # marks that wait, or waited, for messages which are tried again
         self._held: list[tuple[Mark | _Refused, Any, int, int]] = []
         self._held_look_s = 0.0
         self._unpublished: tuple[Any, int] = ((), 0)  # the batch that was read, and how much of it was published
@@ -128,11 +129,9 @@ class Forwarder:
                 return
 
     def _is_settled(self) -> bool:
-        """Whether nothing is in flight except messages that wait for another try (``_held``, and those behind the first
-        one).
-        """
+        """Whether nothing is in flight except messages that wait for another try, and those behind the first one."""
         with self._using:
-            return not self._pending or self._pending[0][0].stalled
+            return all(one[0].stalled for one in [*self._held, *itertools.islice(self._pending, 1)])
 
     def _attempt(self, function: Callable[[Durable], object], queue: Durable) -> bool:
         """Call it; returns whether it may be called again."""
