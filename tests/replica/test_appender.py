@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from penstock.errors import describe
-from penstock.replica.appender import WAITING, Appender, FencedError, LostBlocksError
+from penstock.replica import Replica
+from penstock.replica.appender import STARTING, WAITING, Appender, FencedError, LostBlocksError
 from penstock.replica.block import BEGIN, HEAD, Block, decode
 from penstock.replica.client import UnansweredError
 from penstock.replica.history import chains
-from penstock.replica.stream import WrongLastError
+from penstock.replica.stream import StreamError, WrongLastError
 
 from .conftest import until
 from .fake_blocks import FakeBlocks, FakeStream
@@ -49,6 +51,8 @@ class Scripted(FakeBlocks):
         if fate == "other":
             self.stream.append(ANOTHERS, after)
             raise UnansweredError("cut")
+        if fate == "full":
+            raise StreamError(f"{self.name}: maximum bytes exceeded")
         if fate == "unavailable":
             raise ConnectionError("nobody is there")
         if fate != "lost":
@@ -88,6 +92,45 @@ def test_an_outage_is_told_once_and_its_end_once(
         assert over.startswith("stream fake answers again, after ")
         caplog.clear()
         writer.blocks.fates += ["unavailable"] * 5  # type: ignore[attr-defined]
+
+
+def test_what_the_stream_itself_says_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Not that a request had no answer, which follows from it."""
+    stream = FakeStream()
+    writer, _ = appender(stream)
+    writer.append(ONE)
+    stream.delete()
+    pauses = 0
+
+    def pause() -> None:
+        nonlocal pauses
+        pauses += 1
+        if pauses == 3:
+            monkeypatch.setattr("penstock.replica.outage.SLOW_S", 0.0)
+        if pauses > 3:
+            until(lambda: bool(caplog.messages))
+            writer.end_after(0)
+
+    writer._pause = pause
+    with pytest.raises(TimeoutError):
+        writer.append(TWO)
+    assert caplog.messages == [f"stream fake, 3 of 3 nodes answer: stream not found; {WAITING}"]
+
+
+def test_a_broker_that_is_started_on_a_full_stream_says_so_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.replica.outage.SLOW_S", 0.0)
+    monkeypatch.setattr("penstock.replica.outage.TELL_S", 0.0)
+    monkeypatch.setattr("penstock.replica.replica.OPEN_S", 0.5)
+    replica = Replica(tmp_path / "a", Scripted(FakeStream(), *["full"] * 1000))
+    with pytest.raises(TimeoutError, match="stream fake stores nothing: maximum bytes exceeded"):
+        replica.disk()
+    until(lambda: f"maximum bytes exceeded; {STARTING}" in caplog.text)
+    assert WAITING not in caplog.text
+    replica.blocks.fates.clear()  # type: ignore[attr-defined]
+    replica.disk()
+    assert replica._appender is not None and replica._appender._end_at == math.inf, "from now on it waits"
 
 
 def test_a_short_outage_is_not_spoken_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

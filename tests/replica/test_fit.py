@@ -95,6 +95,28 @@ def test_a_stream_of_an_administrator_that_keeps_every_block_is_taken(
         blocks.close()
 
 
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ({"max_msgs": 2}, "is full: 2 of at most 2 blocks (max_msgs)"),
+        ({"max_bytes": 100_000}, "of at most 100000 bytes (max_bytes)"),
+        ({"max_msgs": 3}, ""),
+        ({"max_bytes": 1 << 20}, ""),
+    ],
+)
+def test_doctor_tells_that_a_stream_is_full(node: JetStream, limit: dict[str, int], words: str) -> None:
+    blocks = make(node, "limited", discard="new", **limit)
+    try:
+        blocks.append(bytes(50_000), 0)
+        blocks.append(b"x", 1)
+        found = [one for one in health.look(blocks.target) if "of at most" in one.text]
+        assert [one.verdict for one in found] == ["bad"] * bool(words) and all(words in one.text for one in found)
+    finally:
+        blocks._ask("STREAM.DELETE.limited", {})
+        blocks.close()
+    assert [one.verdict for one in health._room("stream s", {"max_msgs": 100}, {"messages": 95})] == ["note"]
+
+
 @pytest.fixture
 def node_of_its_own(tmp_path: Path) -> Iterator[Cluster]:
     """A node that the test may end."""

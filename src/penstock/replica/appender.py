@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import time
 from collections.abc import Callable
 
 from penstock.errors import CorruptionError, PenstockError
 from penstock.replica.block import HEAD, Block, decode
 from penstock.replica.client import UnansweredError
-from penstock.replica.outage import Outage
+from penstock.replica.outage import TELL_S, Outage
 from penstock.replica.stream import Blocks, StreamError, WrongLastError
 
 log = logging.getLogger("penstock.replica")
 WAITING = "publishers wait, and nothing is confirmed, refused or delivered until it stores again"
+STARTING = "the broker cannot start yet; trying again"
 PAUSE_S = 0.05  # pause between two tries
 CHECK_S = 5.0  # how often to check whether the stream has lost blocks
 SHORT_S = 10.0  # how long a stream may end too early: its server may not be up to date yet
@@ -80,7 +82,7 @@ class Appender:
         self.fault: OSError | None = None  # why nothing can be appended any more
         self._writer = writer
         self._pause = pause
-        self._end_at: float | None = None
+        self._end_at = math.inf
         self._outage = Outage(blocks, WAITING)
         self.unknown = 0  # appends whose outcome had to be looked up
         # The blocks with which the oldest segment begins and the one that is being written; 0: none. Who purges the
@@ -91,6 +93,22 @@ class Appender:
     def end_after(self, seconds: float) -> None:
         """Wait at most this many seconds from now on for an outcome. Any thread, any signal handler."""
         self._end_at = time.monotonic() + seconds
+
+    def begin(self, block: Block, deadline: float) -> None:
+        """Add the first block, which nobody but this broker's start waits for. UnknownOutcomeError: it was not stored
+        before the deadline, and why.
+        """
+        usual, self._outage = self._outage, Outage(self.blocks, STARTING, TELL_S)
+        ended, self._end_at = self._end_at, min(self._end_at, deadline)
+        try:
+            self.append(block)
+        except UnknownOutcomeError:
+            self.fault = UnknownOutcomeError(f"{self.blocks.name} stores nothing: {self._outage.reason}")
+            raise self.fault from None
+        finally:
+            self._outage = usual
+            if self._end_at == deadline:  # else a signal has come
+                self._end_at = ended
 
     def append(self, block: Block) -> int:
         """Add a block, or a chain of its parts if it is too long for one; returns the sequence of the first.
@@ -111,7 +129,7 @@ class Appender:
         sequence = self.last + 1
         self._outage.begin()
         while (size := self._try(block, at, begun)) is None:
-            if self._end_at is not None and time.monotonic() >= self._end_at:
+            if time.monotonic() >= self._end_at:
                 self._outage.drop()
                 text = f"{self.blocks.name} did not answer: whether block {sequence} is there is not known"
                 self.fault = UnknownOutcomeError(text)

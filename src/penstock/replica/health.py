@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError, RefusedError, describe
 from penstock.replica.block import decode
-from penstock.replica.client import LET_IN, MORE_PAYLOAD, NEW_CREDS, Connection, UnansweredError
+from penstock.replica.client import LEAST_MESSAGE_BYTES, LET_IN, MORE_PAYLOAD, NEW_CREDS, Connection, UnansweredError
 from penstock.replica.lease import LEASE_S, MARGIN, Holder
 from penstock.replica.protocol import fields_of
 from penstock.replica.standby import lease_stream
@@ -23,6 +23,7 @@ from penstock.secrecy import without_secrets
 
 LEAST_VERSION = (2, 11)
 LAG_BLOCKS = 1000
+NEARLY_FULL = 0.9  # of what a stream may have
 ASK_S = 5.0
 WATCH_S = 5.0  # so long at most for a lease to be renewed
 LEASE_READS = 10
@@ -141,12 +142,27 @@ def _stream(target: Target, answers: dict[tuple[str, int], dict[str, Any] | Exce
     leader = cluster.get("leader")
     who = f"{leader} leads" if cluster else "on one server"
     yield Finding("ok", f"{blocks.name}: {state.get('messages')} blocks, {state.get('bytes')} bytes, {who}")
+    yield from _room(blocks.name, settings, state)
     if settings.get("num_replicas", 1) < 3:
         yield Finding("note", f"{blocks.name} has {settings.get('num_replicas', 1)} copy", "three survive a machine")
     if state.get("num_deleted"):
         text = f"{blocks.name} has lost {state['num_deleted']} blocks: they may be needed on another machine"
         yield Finding("bad", text, "start the broker on its own directory: it puts back what is needed")
     yield from _copies(blocks.name, cluster)
+
+
+def _room(stream: str, settings: dict[str, Any], state: dict[str, Any]) -> Iterator[Finding]:
+    """Whether a limit of the stream, if it has one, leaves room for a block."""
+    bounds = ("max_bytes", "bytes", "bytes", LEAST_MESSAGE_BYTES), ("max_msgs", "messages", "blocks", 1)
+    for limit, used, what, block in bounds:
+        most, has = settings.get(limit, -1), state.get(used)
+        if not isinstance(most, int) or not isinstance(has, int) or most <= 0:
+            continue
+        text = f"{has} of at most {most} {what} ({limit})"
+        if most - has < block:
+            yield Finding("bad", f"{stream} is full: {text}: publishers wait", f"raise {limit} of the stream")
+        elif has > NEARLY_FULL * most:
+            yield Finding("note", f"{stream} has {text}", f"raise {limit} before it is full: then publishers wait")
 
 
 def _copies(stream: str, cluster: dict[str, Any]) -> Iterator[Finding]:

@@ -93,7 +93,9 @@ class Lease:
         return self._clock() < self._until
 
     def look(self) -> Holder | None:
-        """Read who holds the lease; None: nobody ever did. A stream that somebody has deleted is made again. UnansweredError, ConnectionError, StreamError: not known."""
+        """Read who holds the lease; None: nobody ever did. A stream that somebody has deleted is made again.
+        UnansweredError, ConnectionError, StreamError: not known.
+        """
         try:
             last = self.blocks.bounds().last
         except NoStreamError:

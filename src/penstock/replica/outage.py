@@ -1,4 +1,5 @@
-"""Outage: says once that a store does not answer, with what that means, and once that it does again.
+"""Outage: says that a store does not answer, with what that means (once, or every ``again_s``), and once that it does
+again.
 
 Which of its servers answer is asked in a thread of its own: a server that hangs must not hold up who waits for the
 store. An outage that ends before that is known is not spoken of. One thread calls it.
@@ -7,6 +8,7 @@ store. An outage that ends before that is known is not spoken of. One thread cal
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -15,15 +17,20 @@ if TYPE_CHECKING:
     from penstock.replica.stream import Blocks
 
 log = logging.getLogger("penstock.replica")
+TELL_S = 10.0  # how often to say something again to who waits for a start
 SLOW_S = 1.5  # no answer for so long is told; shorter ones are usual while the servers choose a leader
 
 
 class Outage:
     """``meanwhile`` is the sentence that says what does not happen until the store answers."""
 
-    def __init__(self, blocks: Blocks, meanwhile: str) -> None:
+    def __init__(self, blocks: Blocks, meanwhile: str, again_s: float = math.inf) -> None:
         self._blocks = blocks
         self._meanwhile = meanwhile
+        self._again_s = again_s
+        self._again_at = 0.0
+        self.reason = ""  #: why the last thing that was asked for was not done
+        self._answered = False  # whether that is the store's own answer
         self._since = time.monotonic()
         self._lock = threading.Lock()
         self._number = 0  # of the outage
@@ -33,15 +40,20 @@ class Outage:
     def begin(self) -> None:
         """Something is asked of the store: from here on counts how long it takes."""
         self._since = time.monotonic()
+        self.reason, self._answered = "", False
 
     def note(self, problem: Exception) -> None:
         """It was not done, and is tried again."""
-        if self._noted or time.monotonic() - self._since < SLOW_S:
+        # what the store itself says tells more than that a request was not answered
+        answered = not isinstance(problem, TimeoutError | ConnectionError)
+        if answered or not self._answered:
+            self.reason, self._answered = str(problem).removeprefix(f"{self._blocks.name}: "), answered
+        now = time.monotonic()
+        if now - self._since < SLOW_S or (self._noted and now < self._again_at):
             return
-        self._noted = True
-        reason = str(problem).removeprefix(f"{self._blocks.name}: ")
+        self._noted, self._again_at, self._answered = True, now + self._again_s, False
         telling = threading.Thread(
-            target=self._log_outage, args=(self._number, reason), name="penstock-replica-reach", daemon=True
+            target=self._log_outage, args=(self._number, self.reason), name="penstock-replica-reach", daemon=True
         )
         try:
             telling.start()

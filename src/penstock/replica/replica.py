@@ -18,7 +18,7 @@ from penstock.replica.block import Block
 from penstock.replica.client import UnansweredError
 from penstock.replica.disk import ReplicatedDisk, epoch_block
 from penstock.replica.history import History
-from penstock.replica.outage import Outage
+from penstock.replica.outage import TELL_S, Outage
 from penstock.replica.refill import Refilled, check_directory, refill, refuse_messages
 from penstock.replica.seed import restore
 from penstock.replica.stream import Blocks
@@ -99,7 +99,7 @@ class Replica:
         writer = writers.begin(epoch)
         missing = history.bounds.missing
         self._appender = Appender(self.blocks, history.bounds.last, writer, missing=missing, pause=self._pause)
-        self._appender.append(epoch_block(directory, epoch, writer))
+        self._appender.begin(epoch_block(directory, epoch, writer), deadline)
         writers.note_led()
         return ReplicatedDisk(self._appender, directory, epoch, writer)
 
@@ -119,7 +119,7 @@ class Replica:
 
     def _patiently(self, deadline: float, act: Callable[[], T]) -> T:
         """Call ``act``, and again from the beginning while the cluster is choosing a leader or has no quorum."""
-        outage = Outage(self.blocks, "the log cannot be read yet; trying again")
+        outage = Outage(self.blocks, "the log cannot be read yet; trying again", TELL_S)
         while True:
             try:
                 found = act()

@@ -33,13 +33,12 @@ from penstock.replica.client import (
     Connection,
     UnansweredError,
 )
-from penstock.replica.outage import SLOW_S
+from penstock.replica.outage import SLOW_S, TELL_S
 from penstock.replica.protocol import Message, fields_of
 
 log = logging.getLogger("penstock.replica")
 T = TypeVar("T")
 ANSWER_S = 2.0
-TELL_S = 10.0
 REACH_S = 1.0  # how long to wait for the greetings of servers, to say how many answer
 PATIENCE_S = 30.0  # how long to try to read blocks that are needed to go on
 PAUSE_S = 0.1
