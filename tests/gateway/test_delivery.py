@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from penstock.gateway import (
 )
 from penstock.gateway.broker import Ending
 from penstock.gateway.configuration import parse
+from penstock.gateway.endpoint import _BrokerQueue
 from penstock.gateway.errors import give_back
 from penstock.gateway.worker import Deadline
 from tests.gateway.conftest import Collector, Passer, eventually
@@ -302,6 +305,82 @@ def test_handled_messages_do_not_come_again(server: Server) -> None:
             eventually(lambda: len(sink.got) == wanted)  # noqa: B023
             assert gateway.destroy(60)
             assert sink.got[-1] == (b"499" if wanted == 500 else b"new")
+
+
+def test_what_waits_for_a_sink_longer_than_the_ack_time_out_is_handled_once(server: Server) -> None:
+    where = f"broker://127.0.0.1:{server.port}/t.>?queue=night"
+    with Client(port=server.port) as client, Gateway() as gateway:
+        client.queue("night", topics="t.>", ack_timeout_s=0.2)
+        gateway.add_module("sink", Fails)
+        gateway.add_link(where, "sink", None, AGAIN)
+        gateway.start()
+        sink = gateway.module("sink")
+        contents = [b"bad %d" % n for n in range(40)]
+        for content in contents:
+            client.publish("t.a", content)
+        eventually(lambda: client.queues()[0]["redelivered"] >= 120)
+        assert gateway.broker.worker_of(sink).waiting <= 40
+        sink.well.set()
+        eventually(lambda: client.queues()[0]["depth"] == client.queues()[0]["in_flight"] == 0)
+        assert sorted(sink.got) == sorted(contents)
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """A message as a broker delivers it."""
+
+    position: int
+    deliveries: int = 1
+    timestamp_ns: int = 0
+
+
+class Deliveries:
+    """A subscriber of a broker's queue that gives what it was told to."""
+
+    def __init__(self) -> None:
+        self.coming: deque[list[Delivered]] = deque()
+        self.told: list[tuple[str, int]] = []
+
+    def read_many(self, most: int, timeout: float) -> list[Delivered]:
+        return self.coming.popleft() if self.coming else []
+
+    def deliveries(self, message: Delivered) -> int:
+        return message.deliveries
+
+    def ack_many(self, batch: list[Delivered], begin: int, end: int) -> None:
+        self.told += [("ack", message.position) for message in batch[begin:end]]
+
+    def nack(self, message: Delivered, *, delay_s: float) -> None:
+        self.told.append(("nack", message.position))
+
+
+def read(queue: Any, subscriber: Deliveries, *batch: Delivered) -> list[Delivered]:
+    subscriber.coming.append([*batch])
+    return list(queue.read_many(100, 0))
+
+
+def test_a_copy_of_a_message_that_is_held_is_left_out() -> None:
+    subscriber = Deliveries()
+    queue = _BrokerQueue(subscriber)
+    first, second = Delivered(1), Delivered(2)
+    again = [replace(one, deliveries=2) for one in (first, second)]
+    assert read(queue, subscriber, first, second, again[0]) == [first, second], "one copy came with them"
+    subscriber.coming += [[again[0]], [again[1]]]
+    assert read(queue, subscriber, Delivered(3)) == [Delivered(3)], "copies alone do not end the read"
+    queue.nack_many([first, second], 0, 1)
+    assert read(queue, subscriber, *again) == again[:1], "what was returned is to come again"
+    other = Delivered(2, timestamp_ns=1)
+    assert read(queue, subscriber, other) == [other], "a broker that took over has given the position again"
+
+
+def test_a_copy_of_a_message_that_was_acknowledged_is_acknowledged() -> None:
+    subscriber = Deliveries()
+    queue = _BrokerQueue(subscriber)
+    one = Delivered(1)
+    queue.ack_many(read(queue, subscriber, one), 0, 1)
+    assert read(queue, subscriber, replace(one, deliveries=2)) == []
+    assert subscriber.told == [("ack", 1), ("ack", 1)]
+    assert read(queue, subscriber, one) == [one], "its first delivery again: the queue was set back by a user"
 
 
 def test_a_broker_that_is_not_there_yet_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

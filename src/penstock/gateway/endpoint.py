@@ -31,6 +31,7 @@ from penstock.types import Schema, Terms
 from penstock.types.fields import Step, Values
 
 BATCH = 256
+MAX_DONE = 4096  # acknowledged messages of a broker's queue whose copies are still recognized
 READ_TIMEOUT_S = 0.2
 FIRST_TRY_S = 2.0  # how long creating a gateway waits for a broker; after that a thread goes on waiting
 RETRY_S = 1.0
@@ -262,13 +263,64 @@ class _Reader:
 
 
 class _BrokerQueue:
-    """A broker's queue for ``Forwarder``."""
+    """A broker's queue for ``Forwarder``. The broker sends a message again when it was not acknowledged in time. Such a
+    copy is left out while this end holds the message, because a sink tries it again: its acknowledgement is for both.
+    A copy that was on its way when the message was acknowledged is acknowledged too.
+    """
 
     def __init__(self, subscriber: Any) -> None:
         self._subscriber = subscriber
-        self.read_many = subscriber.read_many
-        self.ack_many = subscriber.ack_many
+        self._held: set[tuple[int, int]] = set()  # read, and neither acknowledged nor returned
+        self._done: dict[tuple[int, int], None] = {}  # the last ones that were acknowledged
+
+    def read_many(self, most: int, timeout: float) -> Any:
+        """What comes, without such copies."""
+        batch = self._subscriber.read_many(most, timeout)
+        left_out = 0
+        while self._has_copies(keys := _keys(batch)):
+            fresh = self._without_copies(batch, keys)
+            left_out += len(batch) - len(fresh)
+            if fresh or left_out >= most:
+                return fresh
+            batch = self._subscriber.read_many(most, 0)  # copies come one by one
+        self._held.update(keys)
+        return batch
+
+    def _has_copies(self, keys: Sequence[tuple[int, int]]) -> bool:
+        together = set(keys)
+        known = not (self._held.isdisjoint(together) and self._done.keys().isdisjoint(together))
+        return known or len(together) < len(keys)
+
+    def _without_copies(self, batch: Any, keys: Sequence[tuple[int, int]]) -> list[Any]:
+        fresh = []
+        for message, key in zip(batch, keys, strict=True):
+            if key in self._done and self._subscriber.deliveries(message) > 1:  # else the queue was set back by a user
+                self._subscriber.ack_many([message], 0, 1)
+            elif key not in self._held:
+                self._held.add(key)
+                fresh.append(message)
+        return fresh
+
+    def ack_many(self, batch: Any, begin: int, end: int) -> None:
+        """Acknowledge them."""
+        self._subscriber.ack_many(batch, begin, end)
+        keys = _keys(batch, begin, end)
+        self._held.difference_update(keys)
+        self._done.update(dict.fromkeys(keys))
+        while len(self._done) > MAX_DONE:
+            del self._done[next(iter(self._done))]
 
     def nack_many(self, batch: Any, begin: int, end: int) -> None:
+        """Return them."""
         for message in batch[begin:end]:
             self._subscriber.nack(message, delay_s=RETRY_S)
+        self._held.difference_update(_keys(batch, begin, end))
+
+
+def _keys(batch: Any, begin: int = 0, end: int | None = None) -> list[tuple[int, int]]:
+    """What tells each message of a part of the batch from all others of its queue. When a broker has taken over for
+    another one, it may give the last positions again.
+    """
+    if isinstance(batch, list):
+        return [(message.position or 0, message.timestamp_ns) for message in batch[begin:end]]
+    return list(zip(batch.positions[begin:end], batch.timestamps_ns[begin:end], strict=True))
