@@ -57,6 +57,21 @@ def test_a_table_keeps_its_options(spark, journal, table):
     assert found.keys() == {"a.x", "a.y"} and sum(found.values()) == expected["a.x"] + expected["a.y"] - 7
 
 
+@pytest.mark.parametrize("how", ["sql", "frame"])
+def test_a_cached_table_is_read_from_the_cache(spark, journal, table, how):
+    path, expected = journal
+    spark.sql(f"CREATE TABLE {table} USING penstock LOCATION '{path}'")
+    if how == "sql":
+        spark.sql(f"CACHE TABLE {table}")
+    else:
+        assert spark.table(table).cache().count() == ROWS
+    frame = spark.sql(f"SELECT * FROM {table} WHERE topic = 'b'")
+    assert frame.count() == expected["b"] and "InMemory" in frame._jdf.queryExecution().executedPlan().toString()
+    assert spark.table(table).where("position > 5").count() == ROWS - 5
+    spark.sql(f"UNCACHE TABLE {table}")
+    assert spark.table(table).count() == ROWS
+
+
 def test_a_path_in_a_query(spark, journal):
     path, expected = journal
     assert counts(spark, f"SELECT topic, count(*) FROM penstock.`{path}` GROUP BY topic") == expected

@@ -179,8 +179,8 @@ public class TableOfScans extends PythonTable {
     static boolean isBare(Object node) {
       if (!(node instanceof DataSourceV2Relation)) return false;
       DataSourceV2Relation relation = (DataSourceV2Relation) node;
-      return relation.table().getClass() == PythonTable.class && relation.table().name().equalsIgnoreCase("penstock")
-          && relation.identifier().isDefined() && relation.options().get("path") == null;
+      boolean ours = relation.table() instanceof PythonTable && relation.table().name().equalsIgnoreCase("penstock");
+      return ours && relation.identifier().isDefined() && relation.options().get("path") == null;
     }
 
     public Object applyOrElse(Object node, Function1 otherwise) {
@@ -219,7 +219,10 @@ public class TableOfScans extends PythonTable {
     String enabled = session.sessionState().conf().getConfString("spark.sql.python.filterPushdown.enabled", "false");
     if (enabled.equals("true") && !"false".equalsIgnoreCase((String) options.get("pushdown"))) {
       options.put("pushdown", "true");
-      table = new TableOfScans(new PythonDataSourceV2(), table.name(), table.schema());
+      // Spark gives a cached table's own relation, whose table must stay the same one for the cache to be found.
+      if (!(table instanceof TableOfScans)) {
+        table = new TableOfScans(new PythonDataSourceV2(), table.name(), table.schema());
+      }
     }
     return with(relation, table, options);
   }
