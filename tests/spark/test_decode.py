@@ -50,10 +50,47 @@ def test_a_number_of_json_that_does_not_fit_its_column_is_corrupt(spark, shape, 
     assert all(row["value"] is None for row, good in zip(rows, fits, strict=True) if not good)
 
 
+@pytest.mark.parametrize(("kind", "good", "bad"), [
+    ("float", ["0.1", "16777216", "-16777216", "3.4e38", "1e-300", "16777217.5", "1e10", "NaN", '"Infinity"', "-INF", "null"],
+     ["1e300", "-1e39", "16777217", "123456789", "1e400", '"1"']),
+    ("double", ["0.1", "0.12345678901234567890", "9007199254740992", "1152921504606846976", "-9223372036854775808", "1e300",
+                "100000000000000000000", "9007199254740993.5"],
+     ["1e400", "-1e400", "9007199254740993", "9223372036854775807", "1000000000000000000001", "1" + 400 * "0"]),
+    ("decimal(4,1)", ["1.2", "1.20", "12e-1", '"1.2"', "1e2", "-999.9", "null"], ["1.25", "1.999", "12.5e-1", '"1.25"', "1000"]),
+    ("decimal(38,18)", ["12345678901234567890.123456789012345678"], ["1.1234567890123456789"]),
+    ("map<string,tinyint>", ['{"x": -128}', '{"x": null}', "{}"], ['{"x": 127, "y": 200}']),
+    ("array<struct<x:float,y:array<double>>>", ['[{"x": 1}, null, {"y": [1, null]}]', "[]"], ['[{"y": [1, 9007199254740993]}]', '[{"x": 1e39}]']),
+])  # fmt: skip
+def test_json_gives_the_number_that_was_sent_or_says_so(spark, kind, good, bad):
+    """A fraction is rounded to what the column holds, as everywhere; an integer, a decimal and what is too great are not."""
+    payloads = [f'{{"note": "12345678901234567890 1e400", "v": {text}}}'.encode() for text in good + bad]
+    got = decoded(decode.json(frame_of(spark, payloads), f"v {kind}"))
+    reasons = [got[number][1] for number in range(len(payloads))]
+    assert [reason is None for reason in reasons] == [True] * len(good) + [False] * len(bad), reasons
+    assert all((got[number][0] is None) == (reasons[number] is not None) for number in got)
+
+
+MORE_THAN_JSON = [
+    b'{"a":1}{"a":2}', b'{"a":1}\n{"a":2}', b'{"a":1} garbage \x01', b'{"a":1},{"a":2}', b'{"a":1}]', b'{"a":1}]} x', b'{"a":1},',
+    b'{"a":1}}', b'[{"a":1}]', b"null", b"5",
+]  # fmt: skip
+
+
+def test_what_follows_a_value_of_json_is_corrupt(spark):
+    good = [b'{"a":1}', b' {"a" : 1}\r\n', b"{'a':1}", b'{"a":2,"a":1}']
+    got = decoded(decode.json(frame_of(spark, good + MORE_THAN_JSON), "a bigint"))
+    assert [got[number][0] and got[number][0].a for number in range(len(good))] == [1] * len(good)
+    assert all(got[number] == (None, "not JSON of the schema") for number in range(len(good), len(got)))
+
+
 def test_json_to_variant(spark):
-    frame = decode.json(frame_of(spark, [b'{"a": [1, 2]}', b"nope"]))
+    whole = [b"null", b"5", b'[{"a":1}]']
+    frame = decode.json(frame_of(spark, [b'{"a": [1, 2]}', b"nope", *whole, *MORE_THAN_JSON[:8]]))
     rows = frame.selectExpr("ordinal", "variant_get(value, '$.a[1]', 'int') as second", "_corrupt").collect()
-    assert [(row.second, row._corrupt) for row in sorted(rows)] == [(2, None), (None, "not JSON")]
+    assert [(row.second, row._corrupt) for row in sorted(rows)[:2]] == [(2, None), (None, "not JSON")]
+    assert [row._corrupt for row in sorted(rows)[2:]] == [None] * len(whole) + ["not JSON"] * 8
+    texts = frame.where("_corrupt is null").selectExpr("to_json(value) text").collect()
+    assert [row.text.encode() for row in texts[1:]] == whole
 
 
 def test_msgpack(spark):
@@ -96,6 +133,19 @@ def test_arrays(spark):
     got = decoded(decode.array(frame_of(spark, [file.getvalue(), evil.getvalue()])))
     assert got[0][0] == [float(value) for value in range(6)]
     assert got[1][0] is None and "allow_pickle" in got[1][1]
+
+
+@pytest.mark.parametrize("kind", ["<i8", "<u8"])
+def test_integers_that_no_double_holds_are_corrupt(kind):
+    exact, lost = [2**53, 2**60, 5], [1, 2**53 + 1]
+    files = []
+    for values in (exact, lost):
+        file = io.BytesIO()
+        numpy.save(file, numpy.array(values, kind))
+        files.append(file.getvalue())
+    values, reasons = payload.npy(pyarrow.array(files))
+    assert values.to_pylist() == [[float(value) for value in exact], None]
+    assert reasons[0].as_py() is None and "9007199254740993" in reasons[1].as_py()
 
 
 def test_a_second_decoding_keeps_the_first_reason(spark):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 CORRUPT = "_corrupt"
+_ITEMS, _END = "_penstock_items", "_penstock_end"  # what stands around a JSON text
 Decoder = Callable[[pyarrow.Array], tuple[pyarrow.Array, pyarrow.Array]]
 
 __all__ = ["json", "msgpack", "arrow", "protobuf", "avro", "struct", "array", "gateway"]
@@ -37,20 +38,39 @@ def json(
     from pyspark.sql import functions as F
 
     text = F.col(column).cast("string")
+    not_text = F.when(~F.is_valid_utf8(text), "not UTF-8")
     if schema is None:
-        decoded = F.try_parse_json(text)
-        bad = F.when(~F.is_valid_utf8(text), "not UTF-8").when(decoded.isNull(), "not JSON")
-        return _attach(frame, column, decoded, bad, into)
-    fields = _struct_type(schema).add("_record", "string")
-    wide = _without_bytes(fields)
-    decoded = F.from_json(text, wide, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_record"})
-    wrong = decoded.isNull() | decoded["_record"].isNotNull()
-    if wide != fields:  # Spark itself reads 128 to 255 into a tinyint as negative numbers
-        narrow = decoded.try_cast(fields)
-        wrong |= ~narrow.cast(wide).eqNullSafe(decoded)
-        decoded = narrow
-    bad = F.when(~F.is_valid_utf8(text), "not UTF-8").when(wrong, "not JSON of the schema")
-    return _attach(frame, column, decoded.dropFields("_record"), bad, into)
+        items = F.try_parse_json(F.concat(F.lit("["), text, F.lit(f', "{_END}"]')))
+        one = F.try_variant_get(items, "$[1]", "string").eqNullSafe(F.lit(_END))
+        decoded = F.try_variant_get(items, "$[0]", "variant")
+        return _attach(frame, column, decoded, not_text.when(~one | decoded.isNull(), "not JSON"), into)
+    from penstock.spark.json_numbers import misfits
+
+    fields = _struct_type(schema)
+    decoded, one = _from_json(text, fields)
+    bad = not_text.when(~one | decoded.isNull(), "not JSON of the schema")
+    numbers = misfits(text, decoded, fields, lambda kind: _from_json(text, kind)[0])
+    if numbers is not None:
+        bad = bad.when(numbers, "a number does not fit its column")
+    return _attach(frame, column, decoded, bad, into)
+
+
+def _from_json(text: Column, fields: StructType) -> tuple[Column, Column]:
+    """The text as a struct, and whether it is one JSON value of this type.
+
+    Spark's parser reads one value and does not look at what follows it. So the text stands in an array before an item
+    that ends it: anything more is malformed, or changes the number of items.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, StructType
+
+    item = StructType(list(fields.fields)).add(_END, "integer")
+    outer = StructType().add(_ITEMS, ArrayType(item)).add("_record", "string")
+    framed = F.concat(F.lit(f'{{"{_ITEMS}": ['), text, F.lit(f', {{"{_END}": 1}}]}}'))
+    parsed = F.from_json(framed, outer, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_record"})
+    ended = (F.size(parsed[_ITEMS]) == 2) & F.get(parsed[_ITEMS], F.lit(1))[_END].eqNullSafe(F.lit(1))
+    good = F.coalesce(ended, F.lit(False)) & parsed["_record"].isNull()
+    return F.get(parsed[_ITEMS], F.lit(0)).dropFields(_END), good
 
 
 def msgpack(frame: DataFrame, schema: DataType | str, *, column: str = "payload", into: str = "value") -> DataFrame:
@@ -193,14 +213,3 @@ def _scalar_type(dtype: numpy.dtype[Any]) -> DataType:
 
     return from_arrow_type(payload.widened(dtype))
 
-
-def _without_bytes(kind: Any) -> Any:
-    """The type with ``smallint`` for ``tinyint``, but within maps, which cannot be compared."""
-    from pyspark.sql.types import ArrayType, ByteType, ShortType, StructField, StructType
-
-    if isinstance(kind, StructType):
-        fields = [StructField(field.name, _without_bytes(field.dataType), field.nullable) for field in kind.fields]
-        return StructType(fields)
-    if isinstance(kind, ArrayType):
-        return ArrayType(_without_bytes(kind.elementType), kind.containsNull)
-    return ShortType() if isinstance(kind, ByteType) else kind

@@ -347,6 +347,16 @@ def npy(batch: pyarrow.Array) -> Decoded:
     def one(data: bytes) -> Any:
         values = numpy.load(io.BytesIO(data), allow_pickle=False)
         check_number(values.dtype, "dtype")
+        if values.dtype.kind in "iu" and values.dtype.itemsize == 8:
+            _check_doubles(values.reshape(-1))
         return values.astype(numpy.float64).reshape(-1)
 
     return each(batch, one, pyarrow.list_(pyarrow.float64()))
+
+
+def _check_doubles(values: numpy.ndarray[Any, Any]) -> None:
+    """Raise ``ValueError`` for an integer that a double cannot hold."""
+    great = values[(values > 2**53) | (values < -(2**53) if values.dtype.kind == "i" else False)]
+    for value in great.tolist():
+        if int(float(value)) != value:
+            raise ValueError(f"{value} has more digits than a double can hold")
