@@ -11,6 +11,8 @@ import pyarrow
 import pytest
 from deltalake import DeltaTable
 from pyspark.errors import PySparkException
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import LongType, StructField, StructType
 from tests.broker.test_security import certificate
 from tests.spark.test_source import as_rows, load
 
@@ -23,6 +25,7 @@ from penstock.spark.bounds import Bounds
 from penstock.spark.columns import FIELDS
 from penstock.spark.places import Reading, open_place
 from penstock.spark.staging import open_staging
+from penstock.spark.stream import JournalStreamReader
 
 
 def free_port():
@@ -41,6 +44,29 @@ def broker(tmp_path):
 def fill(client, messages=3000):
     for topic in ("a.x", "a.y", "b"):
         client.publish_many(topic, [f"{topic}{number}".encode() for number in range(messages // 3)])
+
+
+def test_a_queue_is_where_the_query_is(broker):
+    """Also after its last batch, and before its first, so that retention waits from the beginning."""
+    client, url, _ = broker
+    fill(client, 300)
+    reader = JournalStreamReader({"path": url + "?queue=spark"}, StructType([StructField("position", LongType())]))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert [(queue["queue"], queue["depth"]) for queue in client.queues()] == [("spark", 300)]
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+    assert [queue["depth"] for queue in client.queues()] == [0]
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ("broker://127.0.0.1:9/t.0", "names a topic; .* by the option 'topics'"), ("broker://127.0.0.1:9?nope=1", "no option 'nope'"),
+    ("broker://127.0.0.1:0", "port=0 must be"),
+])  # fmt: skip
+def test_an_address_that_cannot_be_meant(text, told):
+    with pytest.raises((InvalidArgument, StateError), match=told):
+        open_place(text)
+    with pytest.raises((InvalidArgument, StateError), match=told):
+        open_staging(text, "t", {}).abort()
 
 
 def test_the_same_rows_as_from_the_directory(spark, broker, tmp_path):
@@ -77,7 +103,7 @@ def test_streaming_moves_a_queue(spark, broker, tmp_path):
     got = sorted(row.position for row in spark.read.parquet(str(tmp_path / "out")).collect())
     assert got == list(range(1, 3301))
     (queue,) = [queue for queue in client.queues() if "spark" in queue.values()]
-    assert 0 < queue["depth"] < 3300, queue  # what Spark has committed is behind it; its commit lags one batch
+    assert queue["depth"] == 0, "what the last batch of the query has committed is behind it too"
 
 
 def test_the_sink_publishes_once_through_a_broker(spark, broker, tmp_path):

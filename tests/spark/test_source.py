@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions
 from pyspark.sql.datasource import EqualTo, GreaterThan, LessThan, LessThanOrEqual
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, MapType, StringType, StructField, StructType
 from tests.spark.journals import BEGIN_NS, extend, make
 
 from penstock.errors import CorruptionError, PenstockError
@@ -143,6 +144,41 @@ def test_a_damaged_header_in_permissive_mode(tmp_path, sealed):
     log.write_bytes(data)
     with pytest.raises(CorruptionError, match=log.name):
         read(mode="permissive")
+
+
+@pytest.mark.parametrize("options", [{}, {"check": "false"}, {"batchBytes": "2000"}, {"topics": "b"}, {"partitionBytes": "9000"}])
+@pytest.mark.parametrize("kept", [0, 4096, 20_000, -700])
+def test_a_log_that_is_cut_short_in_permissive_mode(tmp_path, kept, options):
+    """The whole messages are read; of the others all that the index has: a null payload, no properties, no id."""
+    rows = make(tmp_path / "j", 3000)
+    log = segments(tmp_path / "j")[1]
+    size = kept if kept >= 0 else log.stat().st_size + kept
+    os.truncate(log, size)
+    fields = [StructField("position", LongType()), StructField("topic", StringType()), StructField("payload", BinaryType())]
+    fields += [StructField("properties", MapType(StringType(), StringType())), StructField("message_id", StringType())]
+
+    def read(**more):
+        reader = JournalReader({"path": str(tmp_path / "j"), **options, **more}, StructType(fields))
+        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        return pyarrow.Table.from_batches(batches).to_pylist()
+
+    with pytest.raises(CorruptionError, match=rf"{log.name}.*mode=permissive .*journal verify"):
+        read()
+    if size < 4096:  # not even a header
+        with pytest.raises(CorruptionError, match=log.name):
+            read(mode="permissive")
+        return
+    found = read(mode="permissive")
+    wanted = [row for row in rows if row[0] == "b" or "topics" not in options]
+    assert [(row["topic"], row["position"]) for row in found] == [row[:2] for row in wanted]
+    lost = [number for number, row in enumerate(found) if row["payload"] is None]
+    first, end = (int(name.name.split("-")[0]) for name in segments(tmp_path / "j")[1:3])
+    assert lost == list(range(lost[0], lost[-1] + 1)) and first <= found[lost[0]]["position"] <= found[lost[-1]]["position"] < end
+    for number, (row, made) in enumerate(zip(found, wanted, strict=True)):
+        there = (made[3], list(made[4].items()), made[5]) if number not in lost else (None, [], None)
+        assert (row["payload"], row["properties"], row["message_id"]) == there
+    if kept == -700:
+        assert found[lost[-1]]["position"] >= end - 3 and len(lost) <= 8, "what stands before the cut is there"
 
 
 def test_a_sealed_segment_is_looked_at_once_by_all_plans(tmp_path, monkeypatch):

@@ -6,16 +6,18 @@ import dataclasses
 import itertools
 import json
 import shutil
+import time
 
 import numpy
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 from tests.spark.journals import extend, make
 
-from penstock.errors import StateError
+from penstock.errors import InvalidArgument, StateError
 from penstock.journal import Journal, layout
-from penstock.spark.source import JournalReader
+from penstock.spark.source import JournalReader, PenstockSource
 from penstock.spark.stream import JournalStreamReader, behind, lag, share
 
 PAYLOAD = StructType([StructField("payload", BinaryType())])
@@ -211,11 +213,12 @@ def test_wrong_options(spark, tmp_path):
         ({"maxMessagesPerTrigger": "0"}, "at least 1"),
         ({"maxMessagesPerTrigger": "many"}, "not a whole number"),
     ):
-        with pytest.raises(PySparkException, match=text):
+        with pytest.raises(PySparkException, match=text) as told:
             query = (
                 stream(spark, tmp_path / "j", **options).writeStream.format("noop").trigger(availableNow=True).start()
             )
             query.awaitTermination()
+        assert "UnboundLocalError" not in str(told.value)
 
 
 def test_shares_are_even_and_use_the_whole_limit():
@@ -223,3 +226,79 @@ def test_shares_are_even_and_use_the_whole_limit():
     assert share({"a": 1}, {"a": 1}, 50) == {"a": 1}
     assert share({"a": 1, "b": 5}, {"a": 4, "b": 9}, 1) == {"a": 2, "b": 5}
     assert behind('{"a": 10}', '{"a": 4}') == 6 and behind(None, None) == 0
+
+
+def rows_of(reader, start, end):
+    parts = reader.partitions(start, end)
+    return [row["position"] for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+POSITION = StructType([StructField("position", LongType())])
+
+
+@pytest.mark.parametrize("limit", [{}, {"maxMessagesPerTrigger": "7"}, {"maxBytesPerTrigger": "2000"}])
+def test_an_ordinal_that_no_topic_has_yet_is_awaited(tmp_path, limit):
+    """Also by a process that goes on from the checkpoint, which was given another option meanwhile."""
+    with Journal(tmp_path / "j") as journal:
+        journal.append_many("t", [b"1"] * 10)
+    options = {"path": str(tmp_path / "j"), "startingOffset": "ordinal:40", **limit}
+    offset, read = JournalStreamReader(options, POSITION).initialOffset(), []
+    for _ in range(3):
+        reader = JournalStreamReader(options, POSITION)
+        while (following := reader.latestOffset(offset, reader.getDefaultReadLimit())) != offset:
+            following = json.loads(json.dumps(following))
+            read += rows_of(reader, offset, following)
+            assert rows_of(JournalStreamReader(options, POSITION), offset, following) == rows_of(reader, offset, following)
+            offset = following
+        assert behind(reader.reportLatestOffset(), offset) == 0
+        options["startingOffset"] = "latest"
+        with Journal(tmp_path / "j") as journal:
+            journal.append_many("t", [b"1"] * 25)
+    assert read == list(range(40, 61)) and len(offset) == 1
+
+
+def test_a_time_of_the_future_is_awaited(tmp_path):
+    make(tmp_path / "j", 10)
+    options = {"path": str(tmp_path / "j"), "startingOffset": "time:2100-01-01T00:00:00Z"}
+    reader = JournalStreamReader(options, POSITION)
+    offset = reader.initialOffset()
+    with Journal(tmp_path / "j") as journal:
+        journal.append("a", b"")
+    following = reader.latestOffset(offset, reader.getDefaultReadLimit())
+    assert rows_of(reader, offset, following) == [] and following["startingOffset"] == options["startingOffset"]
+    now = {**options, "startingOffset": f"time:{time.time_ns()}"}
+    reader = JournalStreamReader(now, POSITION)
+    offset = reader.initialOffset()
+    with Journal(tmp_path / "j") as journal:
+        journal.append("a", b"")
+    following = reader.latestOffset(offset, reader.getDefaultReadLimit())
+    assert rows_of(reader, offset, following) == [12] and len(following) == 1
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    ({"maxMessagesPerTrigger": "0"}, "at least 1"), ({"startPosition": "x"}, "not a whole number"),
+    ({"failOnDataLoss": "nein"}, "is not a choice"), ({"topics": ","}, "names no topic"), ({"path": ""}, "name a journal"),
+    ({"maxMessagesPerTrigger": "5", "maxBytesPerTrigger": "5"}, "not both"),
+])  # fmt: skip
+def test_a_wrong_option_is_what_spark_shows(tmp_path, options, text):
+    """PySpark runs the constructor of a reader where another error would stand in the place of its own."""
+    make(tmp_path / "j", 10)
+    reader = PenstockSource({"path": str(tmp_path / "j"), **options}).streamReader(POSITION)
+    calls = (
+        reader.initialOffset, reader.getDefaultReadLimit, reader.prepareForTriggerAvailableNow, reader.reportLatestOffset,
+        lambda: reader.latestOffset({}, ReadAllAvailable()), lambda: reader.partitions({}, {}), lambda: reader.read(None),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(InvalidArgument, match=text):
+            call()
+
+
+@pytest.mark.parametrize("options", [
+    {"startingOffset": "position:91"}, {"startingOffsets": "latest"}, {"startingOffset": "nonsense"},
+    {"maxMessagesPerTrigger": "-5"}, {"maxOffsetsPerTrigger": "5"}, {"maxBytesPerTrigger": "5"},
+])  # fmt: skip
+def test_a_table_refuses_options_of_streams(tmp_path, options):
+    make(tmp_path / "j", 10)
+    with pytest.raises(InvalidArgument, match=r"is for streams \(spark.readStream\)"):
+        JournalReader({"path": str(tmp_path / "j"), **options}, POSITION)
+    JournalReader({"path": str(tmp_path / "j"), "startingOffsets": "earliest"}, POSITION)

@@ -28,6 +28,7 @@ from penstock.journal import layout
 from penstock.journal.disk import open_regular, read_all, read_part
 from penstock.journal.format import INDEX, read_frontier, record_bytes, wrong_records
 from penstock.printable import command
+from penstock.quantities import number_of
 from penstock.spark.bounds import GREATEST, LEAST, Bounds
 from penstock.spark.checksum import crc32
 from penstock.spark.kept import Kept
@@ -169,7 +170,7 @@ class Directory:
                 known = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
             except CorruptionError as error:
                 if not self.permissive:
-                    raise
+                    raise CorruptionError(f"{error}; {remedy_text(self.path)}", error.place) from None
                 known = self._rebuilt_header(path, name, data)
                 LOG.warning("%s; made again from its name and its first batch", error)
             if str(known.uuid) != self.uuid:
@@ -421,9 +422,13 @@ class Directory:
     def _map(self, path: Path, segment: Segment) -> Array:
         with os.fdopen(open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size < segment.end:
-                raise CorruptionError(f"{path} has {size} bytes, its journal says {segment.end}", f"{path}:{size}")
-            mapped: Array = numpy.memmap(file, numpy.uint8, mode="r", shape=(segment.end,))
+            if size < segment.end and not self.permissive:
+                what = f"{path} has {size} bytes, its journal says {segment.end}: its end is lost"
+                raise CorruptionError(f"{what}; {remedy_text(self.path)}", f"{path}:{size}")
+            shape = (min(size, segment.end),)
+            if not size:  # nothing can be mapped
+                return numpy.empty(0, numpy.uint8)
+            mapped: Array = numpy.memmap(file, numpy.uint8, mode="r", shape=shape)
         return mapped
 
     def topics(self, segment: Segment) -> dict[int, str]:
@@ -451,13 +456,23 @@ class Directory:
         begins = entries["offset"].astype(numpy.int64)
         ends = begins + record_bytes(entries)
         outside = (ends > len(log)) | (begins < layout.SEGMENT_HEADER_BYTES)
-        if outside.any():  # do not follow any of the offsets: they would read beyond the mapped file
-            stretch.damage.append(f"{stretch.path}: {int(outside.sum())} index entries point outside of the log")
-            return numpy.ones(len(entries), numpy.bool_)
+        inside = len(entries)
+        if outside.any():  # do not follow these offsets: they would read beyond the mapped file
+            is_short = len(log) < stretch.segment.end
+            inside = int(outside.argmax()) if is_short else 0
+            damaged[inside:] = True
+            if is_short:
+                lost = number_of(len(entries) - inside, "message")
+                stretch.damage.append(f"{stretch.path}:{len(log)}: the log ends here, {lost} too early")
+            else:
+                stretch.damage.append(f"{stretch.path}: {int(outside.sum())} index entries point outside of the log")
+            if not inside:
+                return damaged
+        entries, begins, ends = entries[:inside], begins[:inside], ends[:inside]
         suspects = numpy.flatnonzero(self._suspects(stretch, low, begins, ends, log))
         if len(suspects):
             damaged[suspects] = wrong_records(log, begins[suspects], entries[suspects], stretch.segment.nonce)
-        for at in numpy.flatnonzero(damaged).tolist():
+        for at in numpy.flatnonzero(damaged[:inside]).tolist():
             stretch.damage.append(f"{stretch.path}:{begins[at]}: position {entries['position'][at]} is damaged")
         return damaged
 
@@ -498,6 +513,12 @@ class Directory:
         except (FileNotFoundError, CorruptionError):
             return numpy.empty(0, numpy.uint32)
         return numpy.frombuffer(data[: len(data) // 4 * 4], numpy.uint32)
+
+
+def remedy_text(place: Path) -> str:
+    """What to do about damage, the end of an error's text."""
+    verify = command("journal", "verify", place)
+    return f"read with mode=permissive to go on without what is lost, or run: {verify}"
 
 
 def gone_text(start: int, first: int, place: str) -> str:

@@ -37,6 +37,19 @@ def check_options(options: Mapping[str, str]) -> None:
             raise InvalidArgument(f"the penstock source has no option {name!r}; {nearest(name, OPTIONS)}")
 
 
+def check_batch_options(options: Mapping[str, str]) -> None:
+    """Raise ``InvalidArgument`` for options, as from ``folded``, that have a meaning for streams only."""
+    start = options.get("startingOffset", "earliest")
+    if start != "earliest":  # with which a table begins anyway
+        raise InvalidArgument(
+            f"startingOffset={start!r} is for streams (spark.readStream); a table takes startPosition, startOrdinal or "
+            "startTime"
+        )
+    for name in ("maxMessagesPerTrigger", "maxBytesPerTrigger"):
+        if name in options:
+            raise InvalidArgument(f"{name} is for streams (spark.readStream); a table has no triggers: leave it out")
+
+
 def folded(options: Mapping[str, str]) -> dict[str, str]:
     """Options with the spelling of ``OPTIONS``: Spark passes them in lower case, and some have two names."""
     spelling = {name.lower(): name for name in OPTIONS}

@@ -103,8 +103,10 @@ class Place(Protocol):
     def schemas(self) -> dict[str, str]:
         """All versions of the schema of each topic that was described, as one text (``penstock.types.versions``)."""
 
-    def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
-        """The first position stored at or after a time, or of an ordinal or later; the frontier when there is none."""
+    def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds, start: int = 1) -> int:
+        """The first position from ``start`` on that was stored at or after a time, or has an ordinal or a later one;
+        the frontier when there is none.
+        """
 
 
 def open_place(text: str) -> Place:
@@ -249,7 +251,9 @@ class DirectoryPlace:
         ):  # fmt: skip
             lengths = stretch.index["length"] if "payload" in names else numpy.zeros(len(stretch.index), numpy.uint32)
             for low, high in rows.cuts(lengths, rows.row_bytes(names), reading.batch_bytes):
-                damaged = self._checked(stretch, low, high, reading) if needs_log and reading.check else None
+                is_short = stretch.log is not None and len(stretch.log) < stretch.segment.end
+                check = needs_log and (reading.check or is_short)
+                damaged = self._checked(stretch, low, high, reading) if check else None
                 yield rows.batch(
                     stretch.index[low:high],
                     stretch.log,
@@ -267,7 +271,7 @@ class DirectoryPlace:
                 hint = "read with mode=permissive to go on without it, or run: penstock journal verify"
                 raise CorruptionError(f"{text}; {hint}", text.rpartition(": ")[0])
             for line in stretch.damage:
-                LOG.warning("%s; its payload is null", line)
+                LOG.warning("%s; a null payload stands for it", line)
             stretch.damage.clear()
         return damaged
 
@@ -277,13 +281,13 @@ class DirectoryPlace:
         found = read_schemas(Path(self.path))
         return {topic: found.joined(topic) for topic in found.topics}
 
-    def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
+    def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds, start: int = 1) -> int:
         narrowed = bounds
         if time_ns is not None:
             narrowed = narrowed.narrowed("stored", low=time_ns)
         if ordinal is not None:
             narrowed = narrowed.narrowed("ordinals", low=ordinal)
         frontier = self.frontier
-        for stretch in self.directory.stretches(1, frontier, narrowed, log=False):
+        for stretch in self.directory.stretches(start, frontier, narrowed, log=False):
             return int(stretch.index["position"][0])
         return frontier

@@ -20,7 +20,7 @@ from penstock.address import parse
 from penstock.broker.fetch import RangeClient
 from penstock.broker.ranges import Range as FetchedRange
 from penstock.broker.words import OWN_PROPERTIES, Refusal, check_pattern
-from penstock.errors import ClosedError, InvalidArgument, PenstockError, StateError
+from penstock.errors import ClosedError, InvalidArgument, PenstockError, StateError, nearest
 from penstock.spark import blocks, rows
 from penstock.spark.bounds import Bounds
 from penstock.spark.directory import anew_text, gone_text
@@ -65,9 +65,17 @@ def address(text: str) -> tuple[str, int, dict[str, str]]:
     except InvalidArgument:
         raise InvalidArgument(f"{shown(text)!r} is not of the form {shape}") from None
     options = dict(parts.options)
-    if parts.scheme != "broker" or any(name not in ADDRESS_OPTIONS for name in options):
+    if parts.scheme != "broker":
         raise InvalidArgument(f"{shown(text)!r} is not of the form {shape}")
-    return parts.host, parts.port or 9876, options
+    for name in options:
+        if name not in ADDRESS_OPTIONS:
+            raise InvalidArgument(f"a broker's address has no option {name!r} here; {nearest(name, ADDRESS_OPTIONS)}")
+    if parts.topic:
+        raise InvalidArgument(
+            f"{shown(text)!r} names a topic; here an address names the broker alone: give the topic by the option "
+            f"{'topics'!r} (reading) or {'topic'!r} (writing)"
+        )
+    return parts.host, 9876 if parts.port is None else parts.port, options
 
 
 def _tls(text: str | None) -> ssl.SSLContext | None:
@@ -185,12 +193,12 @@ class BrokerPlace:
         stored = column or bounds.stored != Bounds().stored
         yield from client.ranges(start, end, most_bytes=FETCH_BYTES, topics=topics, stored=stored)
 
-    def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
+    def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds, start: int = 1) -> int:
         narrowed = bounds if time_ns is None else bounds.narrowed("stored", low=time_ns)
         narrowed = narrowed if ordinal is None else narrowed.narrowed("ordinals", low=ordinal)
         frontier = self.frontier
         schema = pyarrow.schema([("position", pyarrow.int64())])
-        for batch in self.batches(self.first, frontier, Reading(schema, narrowed)):
+        for batch in self.batches(max(self.first, start), frontier, Reading(schema, narrowed)):
             if batch.num_rows:
                 return int(batch.column(0)[0].as_py())
         return frontier

@@ -88,6 +88,11 @@ class IndexedRows:
             raise CorruptionError(f"the name of a topic is damaged in journal {self.journal}", self.journal)
         return found
 
+    def _whole(self, field: str) -> Array:
+        """A field of the index, 0 for damaged messages: what is written of those may point outside of the log."""
+        values = self.index[field].astype(numpy.int64)
+        return values if self.damaged is None else numpy.where(self.damaged, 0, values)
+
     def _number(self, field: str) -> pyarrow.Array:
         return pyarrow.array(numpy.ascontiguousarray(self.index[field]).view(numpy.int64))
 
@@ -110,9 +115,8 @@ class IndexedRows:
         return pyarrow.repeat(pyarrow.scalar(self.journal, pyarrow.string()), len(self.index))
 
     def _payload(self) -> pyarrow.Array:
-        begins = self.index["offset"].astype(numpy.int64) + HEADER_BYTES
-        values = stretches(self._log(), begins, self.index["length"].astype(numpy.int64))
-        return self._without_damaged(values)
+        begins = self._whole("offset") + HEADER_BYTES
+        return self._without_damaged(stretches(self._log(), begins, self._whole("length")))
 
     def _message_id(self) -> pyarrow.Array:
         _, identifiers, _ = self._parts()
@@ -159,8 +163,8 @@ class IndexedRows:
         if not self._has_extras():
             nothing = (numpy.zeros(count, numpy.int64), numpy.zeros(count, numpy.int64))
             return nothing, nothing, nothing
-        offsets = self.index["offset"].astype(numpy.int64)
-        begins = offsets + HEADER_BYTES + self.index["length"]
+        offsets = self._whole("offset")
+        begins = offsets + HEADER_BYTES + self._whole("length")
         extra = self.index["extra_bytes"].astype(numpy.int64)
         identifier_sizes = self._header(offsets, "id_bytes")
         key_sizes = self._header(offsets, "key_bytes")

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import pyarrow
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
-from penstock.errors import InvalidArgument, StateError
+from penstock.errors import InvalidArgument, PenstockError, StateError
 from penstock.spark import columns
 from penstock.spark.bounds import Bounds, from_options, integer, push
 from penstock.spark.described import Values, table_schema, texts_of
 from penstock.spark.executor import open_range
-from penstock.spark.options import check_options, choice, folded
+from penstock.spark.options import check_batch_options, check_options, choice, folded
 from penstock.spark.places import BATCH_BYTES, Place, Range, Reading, log_skipped, open_places, resolve
 
 if TYPE_CHECKING:
@@ -49,9 +49,12 @@ class PenstockSource(DataSource):
         return JournalReader(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from penstock.spark.stream import JournalStreamReader
+        from penstock.spark.stream import JournalStreamReader, RefusedStreamReader
 
-        return JournalStreamReader(dict(self.options), schema)
+        try:
+            return JournalStreamReader(dict(self.options), schema)
+        except (PenstockError, OSError) as error:
+            return RefusedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from penstock.spark.sink import batch_writer
@@ -172,6 +175,7 @@ class JournalReader(DataSourceReader):
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self.options = folded(options)
         check_options(self.options)
+        check_batch_options(self.options)
         self.bounds = from_options(self.options)
         self.how = reading(self.options, schema, self.bounds)
         self.start = max(1, self.bounds.positions[0]) if "startPosition" in self.options else None

@@ -4,6 +4,9 @@ An offset is ``{journal UUID: the next position to read}``, so that a journal cr
 detected and never mistaken for the old one. Positions are durable and never reused, so a batch that is run again has
 the same rows. The reader lives in one Python process beside the driver for as long as its query; ``read`` runs on
 executors.
+
+An offset that was asked for by an ordinal or time that no message had yet also holds this text, as ``AWAITED``, until
+a message has it: the batches until then leave out what comes before that message.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Offset = dict[str, int]
+AWAITED = "startingOffset"  # a key of offsets, beside those of the journals
 
 
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -47,14 +51,32 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.limit = read_limit(self.options)
         self.paths = resolve(self.options)
         self.target: Offset | None = None  # where Trigger.AvailableNow ends
+        self.held: Offset = {}  # where the queues are
+        self.searched: dict[tuple[str, str], int] = {}  # how far each journal was searched for what is awaited
 
     # -- offsets ------------------------------------------------------------------------------------------------------
 
-    def initialOffset(self) -> Offset:
+    def initialOffset(self) -> dict[str, Any]:
         start = self.options.get("startingOffset", "earliest")
-        return {uuid: self._start_position(place, start) for uuid, place in self._places().items()}
+        places = self._places()
+        found: Offset = {uuid: self._start_position(place, start) for uuid, place in places.items()}
+        return self._awaiting(start, found, places)
 
-    def _start_position(self, place: Place, text: str) -> int:
+    def _awaiting(self, text: str | None, ends: Offset, places: Mapping[str, Place]) -> dict[str, Any]:
+        """The offset of these positions, with what is still awaited at one of them."""
+        if text is None or not text.startswith(("ordinal:", "time:")):
+            return dict(ends)
+        begins = {uuid: self._begin(place, text) for uuid, place in places.items() if uuid in ends}
+        reached = all(begin is not None and begin <= ends[uuid] for uuid, begin in begins.items())
+        return dict(ends) if reached else {**ends, AWAITED: text}
+
+    def _begin(self, place: Place, text: str) -> int | None:
+        """The position of the first message with this ordinal or time, None while there is none."""
+        key, frontier = (place.uuid, text), place.frontier
+        self.searched[key] = found = self._start_position(place, text, self.searched.get(key, 1))
+        return found if found < frontier else None
+
+    def _start_position(self, place: Place, text: str, after: int = 1) -> int:
         kind, _, value = text.partition(":")
         if kind == "earliest":
             return place.first
@@ -63,9 +85,9 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if kind == "position" and value:
             return max(1, integer(value, "startingOffset"))  # one that is gone is a loss, as ``startPosition``'s is
         if kind == "ordinal" and value:
-            return place.find(ordinal=integer(value, "startingOffset"), bounds=self.bounds)
+            return place.find(ordinal=integer(value, "startingOffset"), bounds=self.bounds, start=after)
         if kind == "time" and value:
-            return place.find(time_ns=time_ns(value, "startingOffset"), bounds=self.bounds)
+            return place.find(time_ns=time_ns(value, "startingOffset"), bounds=self.bounds, start=after)
         raise InvalidArgument(
             f"startingOffset={text!r} is not one of earliest, latest, position:N, ordinal:N, time:2026-11-15T20:00:00Z"
         )
@@ -74,8 +96,13 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.limit
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        awaited, start = start.get(AWAITED), positions_of(start)
         places = self._places()
         self._check_not_lost(start, places)
+        self._move_queues(start, places)  # all before it is done: Spark asks for the next batch only then
+        return self._awaiting(awaited, self._latest(start, limit, places), places)
+
+    def _latest(self, start: Offset, limit: ReadLimit, places: Mapping[str, Place]) -> Offset:
         known = {uuid: self._skip_deleted(place, int(start.get(uuid, place.first))) for uuid, place in places.items()}
         ends = {uuid: max(known[uuid], place.frontier) for uuid, place in places.items()}
         if self.target is not None:
@@ -129,6 +156,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        awaited, start, end = start.get(AWAITED), positions_of(start), positions_of(end)
         places = self._places()
         self._check_not_lost(start, places)
         spans = [
@@ -136,16 +164,26 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for uuid, stop in end.items()
             if uuid in places
         ]
+        if awaited is not None:
+            begins = ((span, self._begin(span[0], awaited)) for span in spans)
+            spans = [
+                (place, stop if begin is None else min(max(low, begin), stop), stop)
+                for (place, low, stop), begin in begins
+            ]
         return planned(spans, self.options, self.how)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return read_part(partition, self.how)
 
     def commit(self, end: dict[str, Any]) -> None:
-        for uuid, place in self._places().items():
+        self._move_queues(positions_of(end), self._places())
+
+    def _move_queues(self, end: Mapping[str, Any], places: Mapping[str, Place]) -> None:
+        for uuid, place in places.items():
             done = getattr(place, "committed", None)
-            if done is not None and uuid in end:
+            if done is not None and uuid in end and self.held.get(uuid) != end[uuid]:
                 done(int(end[uuid]))
+                self.held[uuid] = end[uuid]
 
     # -- what went wrong ----------------------------------------------------------------------------------------------
 
@@ -171,6 +209,42 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "this query read them. Keep more, begin with a new checkpoint (and a startingOffset that is kept, "
                     "such as earliest), or set failOnDataLoss=false to go on without."
                 )
+
+
+class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Stands in for a reader whose options are wrong: each call raises what is wrong with them.
+
+    PySpark 4.3 hides what a reader's constructor raises behind an error of its own.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        raise self.error
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise self.error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        raise self.error
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        raise self.error
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        raise self.error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        raise self.error
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        raise self.error
+
+
+def positions_of(offset: Mapping[str, Any]) -> Offset:
+    """The positions of an offset, by journal."""
+    return {uuid: int(position) for uuid, position in offset.items() if uuid != AWAITED}
 
 
 def read_limit(options: Mapping[str, str]) -> ReadLimit:
@@ -214,7 +288,8 @@ def lag(query: StreamingQuery) -> int | None:
 def behind(latest: Any, end: Any) -> int:
     """Positions between two offsets of a progress, which are JSON text or dicts."""
     newest, reached = (json.loads(item) if isinstance(item, str) else item or {} for item in (latest, end))
-    return sum(max(0, int(position) - int(reached.get(uuid, 0))) for uuid, position in newest.items())
+    known = positions_of(reached)
+    return sum(max(0, position - known.get(uuid, 0)) for uuid, position in positions_of(newest).items())
 
 
 __all__ = ["JournalStreamReader", "Range", "lag"]
