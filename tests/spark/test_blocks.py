@@ -127,3 +127,10 @@ def test_times_are_kept_as_given_and_those_not_given_are_the_time_of_storing(tmp
         found = journal.read_many(1)
         stored = list(found.stored_ns)
         assert list(found.timestamps_ns) == [stored[0], *given[1:]] and stored == sorted(stored) and stored[0] > 0
+
+
+def test_the_least_number_is_no_time():
+    """It stands for the time of storing in a journal, so it would be stored as another time."""
+    row = pyarrow.RecordBatch.from_pylist([{"topic": "a", "payload": b"", "timestamp_ns": -(2**63)}], schema=blocks.SHAPE)
+    with pytest.raises(InvalidArgument, match="timestamp_ns=-9223372036854775808 is no time"):
+        next(blocks.encode(row))

@@ -8,7 +8,7 @@ import sys
 import pytest
 from tests.spark.journals import make
 
-from penstock.errors import CorruptionError, InvalidArgument
+from penstock.errors import CorruptionError, InvalidArgument, StateError
 from penstock.journal import Journal
 from penstock.spark.failure import unwrap
 from penstock.spark.pipelines.declared import check, load
@@ -47,6 +47,9 @@ def test_a_file_in_batch(spark, tmp_path):
     assert declared.run(spark) is None
     (row,) = spark.read.parquet(str(tmp_path / "out")).collect()
     assert (row.topic, row.mean, row.n) == ("car.a", 2.0, 2)
+    with pytest.raises(StateError, match=r'out exists: choose mode = "overwrite" or "append" in \[sink\]'):
+        declared.run(spark)
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 1, "not stored twice"
 
 
 def test_several_topics_as_a_list(spark, tmp_path):

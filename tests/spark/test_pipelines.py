@@ -14,6 +14,7 @@ import pytest
 from penstock.errors import InvalidArgument
 from penstock.journal import Journal
 from penstock.spark.pipelines import quality, replay, report, rollup, sessions, worst
+from penstock.spark.pipelines.align import align, grid
 from penstock.spark.pipelines.report import terminal
 from penstock.spark.pipelines.sessions import merge
 
@@ -231,3 +232,14 @@ def test_replay_to_a_journal(spark, tmp_path):
     assert done.messages == 50
     with Journal(tmp_path / "j", mode="read") as journal:
         assert [(m.channel, m.ordinal) for m in journal.read_many(1, 100)] == [("a", n) for n in range(1, 51)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, "soon", True])
+def test_seconds_that_are_none(value):
+    """They are checked before the frame is looked at."""
+    for call in (
+        lambda: sessions(None, gap_s=value), lambda: grid(None, value),
+        lambda: align(None, "a", topics=["b"], tolerance_s=value),
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgument, match=r"_s.*'?(seconds|duration)"):
+            call()

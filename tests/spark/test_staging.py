@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import threading
 from dataclasses import replace
 
 import pyarrow
@@ -11,7 +13,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from tests.spark.test_broker import free_port
 
 from penstock.broker import Client, Server
-from penstock.errors import InvalidArgument, StateError
+from penstock.errors import InvalidArgument, RefusedError, StateError
 from penstock.journal import Journal
 from penstock.journal.transaction import Transaction
 from penstock.spark import blocks
@@ -162,3 +164,25 @@ def test_a_task_that_still_runs_when_its_job_has_failed_leaves_nothing(tmp_path)
         with pytest.raises(StateError, match=r"the job has ended.*broker://"):
             writer.write(batches)
         assert not (tmp_path / "j.staging").exists()
+
+
+def test_a_commit_waits_for_that_of_another_query(tmp_path, monkeypatch):
+    """It holds the journal's lock for as long as it takes; a writer that stays is told."""
+    publish(tmp_path / "j", "query-1-0", [b"1"])
+    journal = Journal(tmp_path / "j")
+    threading.Timer(0.5, journal.close).start()
+    publish(tmp_path / "j", "query-2-0", [b"2"])
+    assert messages(tmp_path / "j") == 2
+    monkeypatch.setattr(staging_module, "LOCK_WAIT_S", 0.2)
+    with Journal(tmp_path / "j"), pytest.raises(RefusedError, match=r"being written by .* written through its broker"):
+        publish(tmp_path / "j", "query-2-1", [b"3"])
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "[Errno 28] Error writing bytes to file")
+
+    monkeypatch.setattr(pyarrow.ipc, "new_stream", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*j\.staging") as told:
+        publish(tmp_path / "j", "query-1-0", [b"1"])
+    assert told.value.errno == errno.ENOSPC

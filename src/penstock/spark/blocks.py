@@ -70,6 +70,8 @@ def encode(batch: pyarrow.RecordBatch, own: Collection[str] | None = None) -> It
     for name, lengths in (("message_id", sizes[2]), ("key", sizes[3])):
         if lengths.max(initial=0) > MAX_NAME_BYTES:
             raise InvalidArgument(f"{name} has at most {MAX_NAME_BYTES} bytes, not {lengths.max()}")
+    if pyarrow.compute.any(pyarrow.compute.equal(time_ns, layout.TIME_NOW)).as_py():
+        raise InvalidArgument(f"timestamp_ns={layout.TIME_NOW} is no time; leave it null for the time of storing")
     times = pyarrow.compute.fill_null(time_ns, layout.TIME_NOW).to_numpy()
     row_sizes = sum(sizes[1:], sizes[0])
     for low, high in rows.cuts(row_sizes, ENTRY.itemsize, BLOCK_BYTES, BLOCK_ROWS):

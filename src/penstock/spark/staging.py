@@ -18,6 +18,7 @@ import re
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 STATE_KIND = 0x5350  # marks of Spark commits among a journal's state records
 MAX_MARKS = 1000
 TRIES = 10
+LOCK_WAIT_S, LOCK_POLL_S = 10.0, 0.05
 SPILL_BYTES = 64 << 20
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
@@ -96,6 +98,10 @@ class DirectoryStaging:
                 f"node {socket.gethostname()} does not see {self.directory}, or the job has ended. "
                 "Name a directory that every node mounts, or write through a broker: .save('broker://HOST:PORT')"
             ) from None
+        except OSError as error:  # that of Arrow does not name where
+            if error.errno is None:
+                raise
+            raise OSError(error.errno, os.strerror(error.errno), str(self.directory)) from error
 
     def _write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
         # Every driver counts attempts from 0, and a worker of a driver that died may still be writing.
@@ -122,12 +128,19 @@ class DirectoryStaging:
         from penstock.journal import Journal
 
         options: dict[str, Any] = {} if self.segment_bytes is None else {"segment_bytes": self.segment_bytes}
-        try:
-            journal = Journal(self.journal, **options)
-        except RefusedError as error:
-            raise RefusedError(
-                f"{error}. A journal with a live writer is written through its broker: .save('broker://HOST:PORT')"
-            ) from error
+        # Another query that commits into the same directory holds the lock for as long as its commit takes.
+        until = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                journal = Journal(self.journal, **options)
+                break
+            except RefusedError as error:
+                if time.monotonic() > until:
+                    raise RefusedError(
+                        f"{error}. A journal with a live writer is written through its broker: "
+                        ".save('broker://HOST:PORT')"
+                    ) from error
+            time.sleep(LOCK_POLL_S)
         with journal:
             self._publish(journal, [name for name in names if name], once)
         self.abort()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from penstock.errors import InvalidArgument, nearest
+from penstock.quantities import check_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, WindowSpec
@@ -44,6 +45,9 @@ def align(
 
     if (onto is None) == (every_s is None):
         raise InvalidArgument("align needs either onto='TOPIC' or every_s=SECONDS for a regular grid")
+    tolerance = None if tolerance_s is None else 0
+    if tolerance_s:
+        tolerance = round(check_duration(tolerance_s, "tolerance_s") * 1e9)
     if topics is None:
         topics = sorted(row.topic for row in frame.select("topic").distinct().collect())
     result = frame.filter(F.col("topic") == onto) if onto is not None else grid(frame, every_s or 0.0)
@@ -55,7 +59,6 @@ def align(
             F.col("timestamp_ns").alias(f"{name}_timestamp_ns"),
             *(F.col(column).alias(f"{name}_{column}") for column in columns),
         )
-        tolerance = None if tolerance_s is None else round(tolerance_s * 1e9)
         result = asof(
             result, right, direction=direction, tolerance=tolerance, ties="__ordinal", rows_per_bucket=rows_per_bucket
         ).drop("__ordinal")
@@ -85,9 +88,7 @@ def grid(frame: DataFrame, every_s: float) -> DataFrame:
     """One row ``timestamp_ns`` every ``every_s`` seconds from the first to the last message, on whole multiples."""
     from pyspark.sql import functions as F
 
-    step = round(every_s * 1e9)
-    if step <= 0:
-        raise InvalidArgument(f"every_s={every_s!r} must be above 0")
+    step = max(1, round(check_duration(every_s, "every_s") * 1e9))
     row = frame.agg(F.min("timestamp_ns").alias("first"), F.max("timestamp_ns").alias("last")).first()
     first, last = (row["first"], row["last"]) if row is not None and row["first"] is not None else (0, -1)
     start = -(-first // step) * step

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import InvalidArgument, nearest
+from penstock.errors import InvalidArgument, StateError, nearest
 from penstock.quantities import interval_s
 from penstock.spark import decode
 from penstock.spark.pipelines.align import align
@@ -104,10 +104,22 @@ class Declared:
         return None
 
     def _batch(self, frame: DataFrame) -> None:
-        writer = frame.write.format(self.sink.get("format", "parquet")).mode(self.sink.get("mode", "append"))
+        from pyspark.errors import AnalysisException
+
+        kind = self.sink.get("format", "parquet")
+        # A second run into the same files would store every row again; a journal is there to be added to.
+        is_new = "path" in self.sink and kind != "penstock"
+        writer = frame.write.format(kind).mode(self.sink.get("mode", "error" if is_new else "append"))
         if "partition_by" in self.sink:
             writer = writer.partitionBy(*self.sink["partition_by"])
-        writer.options(**_texts(self.sink.get("options", {}))).save(self.sink.get("path"))
+        try:
+            writer.options(**_texts(self.sink.get("options", {}))).save(self.sink.get("path"))
+        except AnalysisException as error:
+            if error.getCondition() != "PATH_ALREADY_EXISTS":
+                raise
+            path = self.sink.get("path")
+            text = f'{path} exists: choose mode = "overwrite" or "append" in [sink], or another path'
+            raise StateError(text) from None
 
     def _stream(self, frame: DataFrame) -> StreamingQuery:
         writer = frame.writeStream.format(self.sink.get("format", "parquet")).queryName(self.name)

@@ -12,7 +12,7 @@ import datetime
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import InvalidArgument
+from penstock.quantities import check_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -34,9 +34,7 @@ def sessions(
 
     Rows for starts are emitted only if ``starts`` is set; rows for ends always.
     """
-    gap_us = round(gap_s * 1e6)
-    if gap_us <= 0:
-        raise InvalidArgument(f"gap_s={gap_s!r} must be above 0")
+    gap_us = max(1, round(check_duration(gap_s, "gap_s") * 1e6))
     if frame.isStreaming:
         return _streaming(frame, by, gap_us, watermark, time=time, starts=starts)
     return _batch(frame, by, gap_us, time, starts)
