@@ -311,17 +311,19 @@ def test_what_waits_for_a_sink_longer_than_the_ack_time_out_is_handled_once(serv
     where = f"broker://127.0.0.1:{server.port}/t.>?queue=night"
     with Client(port=server.port) as client, Gateway() as gateway:
         client.queue("night", topics="t.>", ack_timeout_s=0.2)
+        contents = [b"bad %d" % n for n in range(40)]
+        for content in contents:
+            client.publish("t.a", content)
         gateway.add_module("sink", Fails)
         gateway.add_link(where, "sink", None, AGAIN)
         gateway.start()
         sink = gateway.module("sink")
-        contents = [b"bad %d" % n for n in range(40)]
-        for content in contents:
-            client.publish("t.a", content)
         eventually(lambda: client.queues()[0]["redelivered"] >= 120)
         assert gateway.broker.worker_of(sink).waiting <= 40
         sink.well.set()
-        eventually(lambda: client.queues()[0]["depth"] == client.queues()[0]["in_flight"] == 0)
+        eventually(lambda: len(sink.got) == 40)
+        assert gateway.destroy(60)
+        assert client.queues()[0]["depth"] == 0
         assert sorted(sink.got) == sorted(contents)
 
 

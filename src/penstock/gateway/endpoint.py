@@ -272,6 +272,7 @@ class _BrokerQueue:
         self._subscriber = subscriber
         self._held: set[tuple[int, int]] = set()  # read, and neither acknowledged nor returned
         self._done: dict[tuple[int, int], None] = {}  # the last ones that were acknowledged
+        self._sent_again = False  # some of those held were sent again
 
     def read_many(self, most: int, timeout: float) -> Any:
         """What comes, without such copies."""
@@ -296,16 +297,21 @@ class _BrokerQueue:
         for message, key in zip(batch, keys, strict=True):
             if key in self._done and self._subscriber.deliveries(message) > 1:  # else the queue was set back by a user
                 self._subscriber.ack_many([message], 0, 1)
-            elif key not in self._held:
+            elif key in self._held:
+                self._sent_again = True
+            else:
                 self._held.add(key)
                 fresh.append(message)
         return fresh
 
     def ack_many(self, batch: Any, begin: int, end: int) -> None:
         """Acknowledge them."""
-        self._subscriber.ack_many(batch, begin, end)
         keys = _keys(batch, begin, end)
+        if self._sent_again:  # one by one: a range would not be for messages in its midst that were sent again
+            batch, begin, end = batch[begin:end], 0, len(keys)
+        self._subscriber.ack_many(batch, begin, end)
         self._held.difference_update(keys)
+        self._sent_again = self._sent_again and bool(self._held)
         self._done.update(dict.fromkeys(keys))
         while len(self._done) > MAX_DONE:
             del self._done[next(iter(self._done))]
