@@ -119,6 +119,15 @@ def check_seam(blocks: JetStream) -> None:
     assert blocks.read(last) is None
 
 
+def test_any_token_that_a_server_takes(tmp_path: Path) -> None:
+    with Cluster(tmp_path / "nodes", 1, token='@a:b/%41 \\"') as cluster:
+        cluster.connect().close()
+    for token, why in {"$2a$11$" + "x" * 53: "bcrypt hash", "x" * 5000: "1024 are the most"}.items():
+        with pytest.raises(InvalidArgument, match=why):
+            Cluster(tmp_path / "other", 1, token=token)
+    assert not (tmp_path / "other").exists()
+
+
 def test_addresses_are_taken_apart() -> None:
     target = Target.parse("nats://h1,h2:5000,[::1]:6000/orders?replicas=5")
     assert target.servers == (("h1", 4222), ("h2", 5000), ("::1", 6000))

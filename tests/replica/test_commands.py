@@ -109,6 +109,13 @@ def test_what_a_leader_could_not_be_started_with_is_refused_before_it_stands_by(
     assert not (tmp_path / "b").exists()
 
 
+def test_an_empty_path_is_not_the_current_directory(tmp_path: Path) -> None:
+    for words in (["broker", ""], ["broker", "backup", "", "x"], ["cluster", ""], ["broker", "b", "--tokens", ""]):
+        ran = command.run(*words, cwd=tmp_path)
+        assert ran.returncode == 2 and "is empty: name a file or directory" in ran.stderr, ran.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.timeout(120)
 def test_a_standby_reads_its_tokens_at_a_signal_and_leads_with_the_old_ones_if_they_are_wrong(
     tmp_path: Path, free_ports: list[int], start: Start

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from penstock.cli import exits, show
+from penstock.cli.group import refuse_empty_paths
 from penstock.errors import InvalidArgument
 from penstock.quantities import size_bytes
 
@@ -74,6 +75,7 @@ class _BrokerCommand(TyperCommand):
         known: Any = typer.main.get_command(tasks)
         if args and args[0] in known.commands:
             name, *rest = args
+            refuse_empty_paths(known.commands[name])
             return known.commands[name].make_context(f"{info_name} {name}", rest, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 

@@ -22,6 +22,7 @@ __all__ = ["LazyGroup", "application"]
 #: The bounds of numeric options, such as seconds: 1e9 seconds are 31 years.
 LEAST, MOST = 1e-9, 1e9
 ENDLESS = ("drain_timeout",)  # infinity is allowed here: handle everything that is queued, however long it takes
+PATHS = ("path", "file", "directory")  # what a type of the command line that is a path is called
 
 
 def application(entries: Iterable[Entry], help_text: str, examples: str = "") -> LazyGroup:
@@ -66,6 +67,21 @@ def _end_by_unwinding(command: Any) -> None:
             _end_by_unwinding(one)
     elif command.callback is not None:
         command.callback = exits.unwinding(_with_usable_numbers(command.callback))
+        refuse_empty_paths(command)
+
+
+def refuse_empty_paths(command: Any) -> None:
+    """Refuse ``""`` where a command takes a path: it would mean the current directory (``"$UNSET"``)."""
+    for param in command.params:
+        if param.type.name in PATHS:
+            param.type.convert = functools.partial(_named_path, param.type.convert)
+
+
+def _named_path(convert: Callable[..., Any], value: Any, param: Any, ctx: Any) -> Any:
+    if value == "":
+        name = param.opts[-1] if param.opts[-1].startswith("-") else param.human_readable_name.upper()
+        raise InvalidArgument(f"{name} is empty: name a file or directory (. is the current directory)")
+    return convert(value, param, ctx)
 
 
 def _with_usable_numbers(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -33,6 +34,8 @@ MAX_PAYLOAD = 8 << 20
 START_S = 60.0
 END_S = 10.0
 PORTS_NAME = "ports.json"
+MAX_TOKEN_BYTES = 1024  # a server's line of 4 KiB has it with much else
+_HASH = re.compile(r"\$2[abxy]\$\d{2}\$")
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,10 @@ class Cluster:
         hosts: Sequence[str] = (),
     ) -> None:
         """``hosts``: the addresses that the nodes listen on, where they are not to share this machine's loopback."""
+        if _HASH.match(token) or len(token.encode()) > MAX_TOKEN_BYTES:
+            hashed = "nats-server takes it for a bcrypt hash, not for a token"
+            long = f"it has {len(token.encode())} bytes, and {MAX_TOKEN_BYTES} are the most"
+            raise InvalidArgument(f"choose another token for the nodes: {hashed if _HASH.match(token) else long}")
         if nodes not in (1, 3, 5):
             raise InvalidArgument(f"nodes={nodes} is not a choice; valid: 1, 3, 5")
         self.directory = Path(directory)
@@ -174,12 +181,9 @@ class Cluster:
     @property
     def address(self) -> str:
         """The value for a broker's ``--store``, without the token."""
-        return self._address()
-
-    def _address(self, secret: str = "") -> str:
         hosts = ",".join(f"{node.host}:{node.ports.client}" for node in self.nodes)
         tail = "" if len(self.nodes) == 3 else f"?replicas={len(self.nodes)}"
-        return f"{'tls' if self._encryption is not None else 'nats'}://{secret}{hosts}/{self.stream}{tail}"
+        return f"{'tls' if self._encryption is not None else 'nats'}://{hosts}/{self.stream}{tail}"
 
     @property
     def monitors(self) -> list[str]:
@@ -188,7 +192,7 @@ class Cluster:
 
     def connect(self, tls: ssl.SSLContext | None = None, answer_s: float = ANSWER_S) -> JetStream:
         """The stream, created if it does not exist. Waits for a quorum, which that needs."""
-        target = Target.parse(self._address(f"{self._token}@" if self._token else ""), tls)
+        target = Target.parse(self.address, tls, self._token)
         blocks = JetStream(target, answer_s=answer_s)
         deadline = time.monotonic() + START_S
         while True:
