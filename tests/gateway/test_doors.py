@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import pytest
 
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, StateError
 from penstock.gateway import Event, Filter, Gateway, LinkOptions, Module, QueueOptions, Restart
 from penstock.gateway.configuration import ConfigurationError, module_entry, parse
 from tests.gateway.conftest import Collector, Failing, eventually
@@ -99,6 +100,49 @@ def test_what_is_no_options_is_told_by_its_name() -> None:
         with pytest.raises(TypeError, match=r"options are LinkOptions\(\.\.\.\), not dict"):
             gateway.add_link("a", "a", None, {"ttl_s": 1})  # type: ignore[arg-type]
         assert gateway.links() == []
+
+
+@pytest.mark.parametrize(("timeout", "error"), [(math.nan, InvalidArgument), (-1, InvalidArgument), ("a", TypeError)])
+def test_a_time_out_that_means_nothing_is_refused_by_its_name(timeout: Any, error: type[Exception]) -> None:
+    with Gateway() as gateway:
+        gateway.add_module("a", Collector)
+        for call in (gateway.start, lambda timeout: gateway.remove_module("a", timeout=timeout), gateway.destroy):
+            with pytest.raises(error, match=r"^timeout"):
+                call(timeout)
+        assert [line.name for line in gateway.module_list()] == ["a"]
+
+
+@pytest.mark.parametrize(("ends", "which"), [((None, "a"), "source"), (("a", 5), "sink")])
+def test_an_end_of_a_link_that_is_no_text_is_refused(ends: Any, which: str) -> None:
+    with Gateway() as gateway:
+        gateway.add_module("a", Collector)
+        with pytest.raises(InvalidArgument, match=f"a link's {which} is the name of a module or an address, not"):
+            gateway.add_link(*ends)
+
+
+@pytest.mark.parametrize("callback", [5, (), (Event.CREATED,), (Event.CREATED, print, None, None)])
+def test_a_callback_that_is_none_is_refused(callback: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"a callback is \(event, function, parameter\), not"):
+        Gateway(callbacks=[callback])
+
+
+class DestroyedMeanwhile(Collector):
+    """Its ``start`` returns when the gateway has been destroyed."""
+
+    gateway: Gateway
+
+    def start(self) -> None:
+        threading.Thread(target=self.gateway.destroy, args=(0,)).start()
+        eventually(lambda: self.gateway.broker.references == 0)
+
+
+def test_a_start_that_a_destroy_overtakes_says_so() -> None:
+    gateway = Gateway()
+    gateway.add_module("a", DestroyedMeanwhile)
+    gateway.add_module("b", Collector)
+    gateway.module("a").gateway = gateway
+    with pytest.raises(StateError, match="gateway 'gateway' has been destroyed"):
+        gateway.start()
 
 
 NAMES: list[tuple[Any, str]] = [

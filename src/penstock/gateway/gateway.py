@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -99,6 +99,8 @@ class Gateway:
         _live.add(self)
         try:
             for registration in callbacks:
+                if not isinstance(registration, Sequence) or not 2 <= len(registration) <= 3:
+                    raise InvalidArgument(f"a callback is (event, function, parameter), not {registration!r}")
                 self._events.add(*registration)
             if configuration is not None:
                 self.apply(configuration)
@@ -148,13 +150,18 @@ class Gateway:
         ``timeout`` seconds ``ModuleError`` names the modules that are still in start; they receive messages once it
         returns.
         """
+        check_timeout(timeout)
         with self._lock:
             self._check()
             again = [kept for kept in self._kept.values() if kept.started and self._has_failed(kept)]
             waiting = [kept for kept in self._kept.values() if kept.module is not None and not kept.started]
             first, self._started = not self._started, True
         deadline = Deadline(timeout)
-        begun = [(kept, *self._begin(kept, deadline.until(kept.stuck_after_s))) for kept in (*waiting, *again)]
+        try:
+            begun = [(kept, *self._begin(kept, deadline.until(kept.stuck_after_s))) for kept in (*waiting, *again)]
+        except BrokerError:
+            self._check()  # destroyed meanwhile, which the error is to say
+            raise
         errors = [self._outcome(kept, worker, order, deadline) for kept, worker, order in begun]
         failures = [error for error in errors if error is not None]
         if first:
@@ -420,6 +427,7 @@ class Gateway:
         that does not return from another call in time is removed all the same, and abandoned. Returns how many messages
         were lost with it, which is also logged (for a module that removes itself only logged: it ends later).
         """
+        check_timeout(timeout)
         with self._lock:
             kept = self._find(name)
             if kept.removing:
@@ -561,6 +569,9 @@ class Gateway:
         ``NAME.OUTPUT`` for what a module publishes under a name. ``buffer`` (``journal:DIRECTORY``) stores messages on
         their way; ``error`` names the module or address that gets the messages at which the sink fails for good.
         """
+        for end, which in ((source, "source"), (sink, "sink")):
+            if not isinstance(end, str):
+                raise InvalidArgument(f"a link's {which} is the name of a module or an address, not {end!r}")
         if link_filter is not None and not isinstance(link_filter, Filter):
             raise TypeError(f"a link's filter is a Filter(...), not {type(link_filter).__name__}")
         if not isinstance(options, LinkOptions):
