@@ -139,6 +139,36 @@ def test_a_standby_reads_its_tokens_at_a_signal_and_leads_with_the_old_ones_if_t
         assert ended(second) == 0
 
 
+@pytest.mark.timeout(120)
+def test_damage_that_a_broker_finds_at_its_start_is_taken_from_the_stream(tmp_path: Path, start: Start) -> None:
+    """Also in a segment that is not the last one, which are not all read at each start."""
+    directory = tmp_path / "b"
+
+    def begin() -> tuple[subprocess.Popen[str], int]:
+        begun = start("broker", str(directory), "0", "--store", cluster.address, "--quota", "8MiB")
+        assert begun.stdout is not None
+        return begun, int(begun.stdout.readline().rpartition(":")[2])
+
+    with Cluster(tmp_path / "nodes", 1) as cluster:
+        cluster.connect().close()
+        process, port = begin()
+        with Client(port=port, timeout=LONG) as client:
+            client.queue("q", topics="t")
+            for _ in range(3):
+                client.publish_many("t", [bytes(20_000)] * 50)
+        assert ended(process) == 0
+        first, *more = sorted(directory.glob("*.log"))
+        assert more
+        data = bytearray(first.read_bytes())
+        data[30_000] ^= 8
+        first.write_bytes(data)
+        process, port = begin()
+        with Client(port=port, timeout=LONG) as client, client.subscribe("q") as consumer:
+            assert [len(bytes(consumer.receive(timeout=LONG))) for _ in range(150)] == [20_000] * 150
+        assert f"{first.name} was damaged (1 message" in said_by(process, "is taken from stream")
+        assert ended(process) == 0
+
+
 def test_nobody_listens_is_said_while_it_is_tried(tmp_path: Path, free_ports: list[int], start: Start) -> None:
     for words in (["replica", str(tmp_path / "a")], ["broker", str(tmp_path / "b"), str(free_ports[0]), "--standby"]):
         process = start(*words, "--store", NOBODY)

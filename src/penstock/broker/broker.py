@@ -107,8 +107,12 @@ class Broker:
         self._dirty_since = 0.0
         self._pumped_ns = 0
         self.store = self._make_store(self.snapshot)
-        self.delayed = delayed.Delayed(self)
-        self._recover()
+        try:
+            self.delayed = delayed.Delayed(self)
+            self._recover()
+        except BaseException:
+            self.store.close()
+            raise
 
     def reopen(self) -> None:
         """Forget everything that is not on disk and load the state from the log again.

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from penstock.cli import exits, show
 from penstock.cli.group import refuse_empty_paths
-from penstock.errors import InvalidArgument
+from penstock.errors import CorruptionError, InvalidArgument
 from penstock.quantities import size_bytes
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.broker.backup import Copied
     from penstock.replica import JetStream, Replica
 
+log = logging.getLogger("penstock.broker")
 STORE_TOKEN = "PENSTOCK_STORE_TOKEN"  # noqa: S105 - the name of a variable
 app = typer.Typer()
 tasks = typer.Typer()  # penstock broker backup | restore: a directory of such a name is written ./backup
@@ -186,6 +187,16 @@ def broker(
             _seed(directory, replica)
 
     def serve(replica: Replica | None, leads: Callable[[], bool] | None = None) -> Server:
+        try:
+            return opened(replica, leads)
+        except CorruptionError as damage:
+            if replica is None:
+                raise
+            log.warning("%s; every segment of %s is compared with %s", damage, directory, replica.blocks.name)
+        replica.check = True
+        return opened(replica, leads)
+
+    def opened(replica: Replica | None, leads: Callable[[], bool] | None) -> Server:
         return Server(
             directory,
             port,

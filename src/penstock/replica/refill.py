@@ -92,9 +92,9 @@ def refuse_messages(directory: Path, name: str) -> None:
         raise InvalidArgument(f"{directory} has messages and {name} has none: --seed copies them there")
 
 
-def refill(directory: Path, history: History) -> Refilled:
-    """Make the directory a copy of the stream, as far as ``history`` goes."""
-    result, lock = refill_held(directory, history)
+def refill(directory: Path, history: History, *, check: bool = False) -> Refilled:
+    """Make the directory a copy of the stream, as far as ``history`` goes. ``check``: every segment, in full."""
+    result, lock = refill_held(directory, history, check=check)
     lock.release()
     return result
 

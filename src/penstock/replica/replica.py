@@ -46,6 +46,7 @@ class Replica:
         self._short_s = short_s
         self._pause = pause
         self._appender: Appender | None = None
+        self.check = False  #: whether the next opening reads every segment of the directory, and not the last one alone
 
     @property
     def fault(self) -> OSError | None:
@@ -144,7 +145,7 @@ class Replica:
             raise CorruptionError(text) if led else InvalidArgument(text)
         if history.last is not None and led and not history.segments and _has_segments(self.directory):
             raise CorruptionError(f"{self.blocks.name} has lost all of its segments", self.blocks.name)
-        return history, refill(self.directory, history)
+        return history, refill(self.directory, history, check=self.check)
 
     def _restore(self, damage: CorruptionError, fatal: bool) -> bool:
         """Restore what the stream has lost from this directory; returns whether anything was. If the directory does not
