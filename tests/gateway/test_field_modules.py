@@ -148,6 +148,16 @@ def test_a_sender_cannot_say_where_its_request_went(gateway: Gateway) -> None:
     assert properties == {"path": "/in", "content-type": "text/plain", "Content-Type": "other"}
 
 
+@pytest.mark.parametrize("header", [{"X-Property-a": "%00x"}, {"X-Property-a%00": "x"}])
+def test_a_property_that_cannot_be_is_refused(gateway: Gateway, header: dict[str, str]) -> None:
+    port = add_http_in(gateway)
+    gateway.add_link("web", "sink")
+    gateway.start()
+    assert post(port, body=b"wrong", **header) == 400
+    assert post(port, body=b"good") == 204
+    eventually(lambda: gateway.module("sink").got == [b"good"])
+
+
 def test_the_answer_waits_until_it_was_handled_where_that_is_asked_for(gateway: Gateway) -> None:
     port = add_http_in(gateway, confirm="handled", timeout_s=60.0)
     gateway.add_link("web", "sink")
@@ -413,6 +423,18 @@ def test_a_window_is_closed_by_its_bounds_by_time_and_at_the_end(gateway: Gatewa
     assert (sink.messages[0].properties["site"], sink.messages[0].properties["count"]) == ("n", "2")
     gateway.remove_module("out")
     eventually(lambda: sorted(sink.got) == [b'["text"]', b"[1, 2]", b"[3]"])
+
+
+@pytest.mark.parametrize("wrong", [b'{"value": NaN}', b"-Infinity", b"1e999", b"[" * 100_000])
+def test_a_window_is_json_whatever_comes(gateway: Gateway, wrong: bytes) -> None:
+    gateway.add_module("out", modules.Window, {"window_s": 3600.0, "max_messages": 2, "format": "json"})
+    gateway.add_link("source", "out")
+    gateway.add_link("out", "sink")
+    gateway.start()
+    say(gateway, b'{"value": 1.5}', wrong)
+    sink = gateway.module("sink")
+    eventually(lambda: sink.got)
+    assert json.loads(sink.got[0]) == [{"value": 1.5}, wrong.decode()]
 
 
 def test_a_window_is_closed_by_time(gateway: Gateway) -> None:

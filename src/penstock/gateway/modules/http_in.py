@@ -5,8 +5,8 @@ args: ``host`` ("127.0.0.1"), ``port`` (8080; 0: a free one), ``path`` ("/": thi
 ``timeout_s`` (10.0: how long a sender may be silent), ``max_requests`` (64 at once), ``confirm`` ("published", or
 "handled": answer when all sinks linked at_least_once have handled the message, or have given it up after
 ``max_tries``; or 503 after ``timeout_s``, so that the sender tries again). Answers: 204 accepted, 400, 401, 404, 405 to
-other methods, 411, 413, 503. Properties: ``path``, ``content-type``, and each header ``X-Property-NAME`` as NAME
-(except ``path`` and ``content-type``, which come from the request itself).
+other methods, 411, 413, 503. Properties: ``path``, ``content-type``, and each header ``X-Property-NAME`` as NAME,
+percent-decoded (except ``path`` and ``content-type``, which come from the request itself); 400 if one holds a NUL.
 
 Example: {"name": "hook", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:HttpIn"}, "args":
 {"host": "0.0.0.0", "port": 8443, "path": "/hook", "token": "${file:hook.token}", "confirm": "handled"}}
@@ -168,8 +168,11 @@ class _Handler(BaseHTTPRequestHandler):
                 properties[unquote(name[len(PREFIX) :])] = unquote(value)
         properties.pop("", None)
         properties |= {"path": path, "content-type": self.headers.get("Content-Type", "")}
+        if any("\0" in text for one in properties.items() for text in one):  # no property can hold it
+            self._answer(400, body_was_read=True)
+            return
         try:
-            taken = self.server.module.take(body, {k: v for k, v in properties.items() if "\0" not in k + v})
+            taken = self.server.module.take(body, properties)
         except (PenstockError, TimeoutError):
             taken = False
         self._answer(204 if taken else 503, body_was_read=True)

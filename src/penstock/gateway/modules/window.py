@@ -2,9 +2,9 @@
 
 args: ``window_s`` (1.0), ``max_messages`` (1000) and ``max_bytes`` (1048576): a window also ends when it reaches one of
 these; ``by`` (null; a property: a window for each of its values, at most ``max_groups`` (1000); beyond that the oldest
-ends), ``format`` ("lines": contents with a line break between them; or "json": a list of their JSON values, or texts).
-Properties: ``count``, ``begin`` and ``end`` (seconds), and the one named by ``by``. Open windows are in memory: they
-are lost when the gateway is killed, and published when it is stopped properly.
+ends), ``format`` ("lines": contents with a line break between them; or "json": a list of their JSON values; what is no
+JSON, NaN among it, is a text in it). Properties: ``count``, ``begin`` and ``end`` (seconds), and the one named by
+``by``. Open windows are in memory: they are lost when the gateway is killed, and published when it is stopped properly.
 
 Example: {"name": "batches", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Window"}, "args":
 {"window_s": 10.0, "format": "json"}}
@@ -95,12 +95,13 @@ class Window(Source):
         properties = {"count": str(len(window)), "begin": repr(begin), "end": repr(end)}
         if c["by"] is not None:
             properties[c["by"]] = group
-        joined = b"\n".join(window) if c["format"] == "lines" else json.dumps([*map(_value, window)]).encode()
+        joined = b"\n".join(window) if c["format"] == "lines" else f"[{', '.join(map(_as_json, window))}]".encode()
         self.publish(joined, properties)
 
 
-def _value(content: bytes) -> Any:
+def _as_json(content: bytes) -> str:
+    """The content's value as JSON text; of what is no JSON, the content as a JSON text."""
     try:
-        return json.loads(content)
-    except ValueError:
-        return content.decode(errors="backslashreplace")
+        return json.dumps(json.loads(content), allow_nan=False)
+    except (ValueError, RecursionError):
+        return json.dumps(content.decode(errors="backslashreplace"))
