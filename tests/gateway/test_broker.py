@@ -300,6 +300,18 @@ def test_no_message_can_imitate_the_quit_signal(broker: ModuleBroker) -> None:
 # ---- back-pressure
 
 
+def test_a_queue_that_stays_full_is_told_in_the_words_of_a_gateway(
+    broker: ModuleBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = Collector()
+    broker.add_module(sink, name="a/b", queue=QueueOptions(depth=4))
+    for _ in range(2):
+        broker.worker_of(sink).queue._tell_stuck(5.0)
+    assert len(caplog.messages) == 1, "once a minute"
+    assert caplog.messages[0].startswith("module 'a/b': its queue of 4 messages has been full for 5 s")
+    assert "queue.timeout_s" in caplog.messages[0]
+
+
 def test_a_full_queue_stops_the_source_and_nothing_is_lost(broker: ModuleBroker) -> None:
     source, sink = Collector(), Collector()
     attach(broker, source)

@@ -187,11 +187,17 @@ class _Subscriber(_native.Subscriber):
             text = "handler of subscriber %r raised on a message with id %s; from now on it is only counted"
             logger.error(text, self.name, message.id, exc_info=error)
 
+    def _may_tell_stuck(self) -> bool:
+        """Whether the last warning is long enough ago; notes that there is one now."""
+        if time.monotonic() - self._stuck_logged_at < TELL_STUCK_S:
+            return False
+        self._stuck_logged_at = time.monotonic()
+        return True
+
     def _tell_stuck(self, seconds: float) -> None:
         """Called by the native core when a publisher has waited this long for room here."""
-        if time.monotonic() - self._stuck_logged_at < TELL_STUCK_S:
+        if not self._may_tell_stuck():
             return
-        self._stuck_logged_at = time.monotonic()
         closing = bool(getattr(self.bus, "closed", False))
         logger.warning(
             "bus %r waits for subscriber %r: its queue of %d messages has been full for %g s and nobody reads it; read "

@@ -79,6 +79,21 @@ class ModuleInfo:
     backlog: int = 0  # of a buffer: messages on disk that were not handled yet
 
 
+class ModuleQueue(QueueSubscriber):
+    """A module's queue."""
+
+    def _tell_stuck(self, seconds: float) -> None:
+        """Called by the native core when a source has waited this long for room here."""
+        if self._may_tell_stuck():
+            log.warning(
+                "module %r: its queue of %d messages has been full for %g s, and its sources wait until there is room; "
+                "queue.timeout_s or another queue.overflow ends such waits, a buffer in its link stores what comes",
+                self.name.partition("/")[2],
+                self.depth,
+                seconds,
+            )
+
+
 class ModuleBroker(Router):
     """Routes messages between modules; made with one reference.
 
@@ -196,7 +211,7 @@ class ModuleBroker(Router):
             name = without_secrets(name)  # the name of an endpoint is an address, which may contain a token
             port = self._port(name)
             port.on_error = functools.partial(self._filter_failed, name)
-            reader = QueueSubscriber(
+            reader = ModuleQueue(
                 name=f"{self.id[:12]}/{name}",
                 depth=queue.depth,
                 overflow=queue.overflow,
