@@ -26,10 +26,12 @@ from penstock.replica import JetStream, Replica, health
 from penstock.replica.client import Access, Client, Connection, UnansweredError
 from penstock.replica.cluster import Cluster
 from penstock.replica.protocol import Message
+from penstock.replica.seed import seed
 from penstock.replica.standby import lease_stream
 from penstock.replica.stream import Target
 
 from .conftest import LONG, until
+from .fake_blocks import FakeBlocks, FakeStream
 from .test_model import contents
 
 
@@ -192,6 +194,22 @@ def test_doctor_tells_that_a_log_was_purged(node: JetStream, tmp_path: Path) -> 
         journal.append("t", b"and on")
         found = [finding.text for finding in health.look(blocks.target) if finding.verdict == "bad"]
         assert len(found) == 1 and "was purged, and not by its broker" in found[0], found
+
+
+def test_doctor_tells_that_a_stream_was_not_filled_to_its_end(node: JetStream, tmp_path: Path) -> None:
+    with Journal(tmp_path / "own") as journal:
+        journal.append("t", b"one")
+    full = FakeStream()
+    seed(tmp_path / "own", FakeBlocks(full))
+    blocks = make(node, "half", discard="new")
+    try:
+        blocks.append(full.blocks[1], 0)
+        assert "bad" in [one.verdict for one in health.look(blocks.target) if "not filled to its end" in one.text]
+        blocks.append(full.blocks[2], 1)
+        assert not [one for one in health.look(blocks.target) if one.verdict == "bad"]
+    finally:
+        blocks._ask("STREAM.DELETE.half", {})
+        blocks.close()
 
 
 def test_a_log_and_the_lease_of_another_one_do_not_share_a_stream(node: JetStream) -> None:

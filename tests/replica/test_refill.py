@@ -356,6 +356,8 @@ def test_a_stream_that_was_not_filled_to_its_end_is_refused(tmp_path: Path, stre
         part.last, part.blocks = last, {number: stream.blocks[number] for number in range(1, last + 1)}
         with pytest.raises(InvalidArgument, match="not filled to its end"):
             opened(tmp_path / "b", part)
+        with pytest.raises(InvalidArgument, match="not filled to its end: start the broker with --seed and the name"):
+            seed(tmp_path / "own", FakeBlocks(part))
     assert not (tmp_path / "b").exists()
 
 

@@ -1,6 +1,7 @@
 """A broker's log on a replicated stream: one commit is one block, confirmed when a quorum of machines has it.
 
-``Replica(directory, "nats://h1,h2,h3/STREAM").disk()`` is the disk that a journal is opened with. What the journal
+``Replica(directory, JetStream(Target.parse("nats://h1,h2,h3/STREAM"))).disk()`` is the disk that a journal is opened
+with (``Target`` is in ``penstock.replica.stream``). What the journal
 writes and syncs is appended to the stream; the directory is a copy of it, which is rebuilt if it is missing.
 """
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError, RefusedError, describe
 from penstock.replica.block import decode
 from penstock.replica.client import LEAST_MESSAGE_BYTES, LET_IN, MORE_PAYLOAD, NEW_CREDS, Connection, UnansweredError
+from penstock.replica.history import FILL_ANOTHER, History
 from penstock.replica.lease import LEASE_S, MARGIN, Holder
 from penstock.replica.protocol import fields_of
 from penstock.replica.standby import lease_stream
@@ -124,7 +125,10 @@ def _stream(target: Target, answers: dict[tuple[str, int], dict[str, Any] | Exce
         data = blocks.read(last) if isinstance(last, int) and last and not unfit else None
         begin = 0
         if data is not None and isinstance(last, int):
-            begin = decode(data, f"block {last} of {blocks.name}").begin_sequence(last)
+            block = decode(data, f"block {last} of {blocks.name}")
+            begin = block.begin_sequence(last)
+            if block.epoch == 0 and (unfinished := History(blocks, blocks.bounds()).unfinished):
+                yield Finding("bad", unfinished, FILL_ANOTHER)
         first = _fields(found, "state").get("first_seq")
         if isinstance(first, int) and 0 < begin < first:
             text = f"{blocks.name} was purged, and not by its broker: its last segment begins with block {begin}"

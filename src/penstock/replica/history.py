@@ -14,6 +14,7 @@ from penstock.journal import layout
 from penstock.replica.block import MORE, Block, decode
 from penstock.replica.stream import Blocks, Bounds
 
+FILL_ANOTHER = "start the broker with --seed and the name of another stream, or delete this one first"
 MAX_COMMIT_BYTES = 2 << 30  # the longest chain: more than a journal writes as one batch
 
 
@@ -48,6 +49,13 @@ class History:
             self.segments = kept_segments(self._walk())
         elif bounds.last:
             raise CorruptionError(f"{blocks.name} has no block any more; its last one was {bounds.last}", blocks.name)
+
+    @property
+    def unfinished(self) -> str:
+        """Why the stream is of no use, if it is only a part of a copy (``--seed`` was ended before its end); or nothing."""
+        if self.last is None or self.last.epoch:
+            return ""
+        return f"{self.blocks.name} was not filled to its end"
 
     def _place(self, sequence: int) -> str:
         return f"block {sequence} of {self.blocks.name}"

@@ -17,7 +17,7 @@ from penstock.replica.appender import PAUSE_S, SHORT_S, Appender, FencedError, L
 from penstock.replica.block import Block
 from penstock.replica.client import UnansweredError
 from penstock.replica.disk import ReplicatedDisk, epoch_block
-from penstock.replica.history import History
+from penstock.replica.history import FILL_ANOTHER, History
 from penstock.replica.outage import TELL_S, Outage
 from penstock.replica.refill import Refilled, check_directory, refill, refuse_messages
 from penstock.replica.seed import restore
@@ -140,8 +140,8 @@ class Replica:
             refuse_messages(self.directory, self.blocks.name)
             self.blocks.make()
         led = Writers(self.directory).epoch > 0
-        if history.last is not None and history.last.epoch == 0:
-            text = f"{self.blocks.name} was not filled to its end: fill another one"
+        if history.unfinished:
+            text = f"{history.unfinished}: {FILL_ANOTHER}"
             raise CorruptionError(text) if led else InvalidArgument(text)
         if history.last is not None and led and not history.segments and _has_segments(self.directory):
             raise CorruptionError(f"{self.blocks.name} has lost all of its segments", self.blocks.name)
@@ -163,7 +163,7 @@ class Replica:
             log.warning("%s. It cannot be restored: %s", damage, error)
             return False
         if count:
-            log.warning("%s. Restored from %s: %d segments", damage, self.directory, count)
+            log.warning("%s. Restored from %s: %d segment%s", damage, self.directory, count, "s"[: count - 1])
         return count > 0
 
     def close(self) -> None:

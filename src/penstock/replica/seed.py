@@ -23,7 +23,7 @@ from penstock.journal.lock import WriterLock
 from penstock.printable import command
 from penstock.replica.appender import PAUSE_S, Appender
 from penstock.replica.block import BEGIN, EPOCH, Block, decode
-from penstock.replica.history import Chains, History, Segment, kept_segments
+from penstock.replica.history import FILL_ANOTHER, Chains, History, Segment, kept_segments
 from penstock.replica.refill import mend, same_boot
 from penstock.replica.stream import Blocks, Bounds
 from penstock.replica.writers import Writers
@@ -39,7 +39,11 @@ def seed(directory: Path, blocks: Blocks, *, pause: Callable[[], None] = lambda:
     """Append everything that the directory has; returns how many segments. Refused if the stream is not empty."""
     if not (directory / layout.MARKER_NAME).exists():
         raise InvalidArgument(f"{directory} is not a journal: there is nothing to fill {blocks.name} with")
-    if blocks.bounds().last:
+    bounds = blocks.bounds()
+    if bounds.last:
+        with contextlib.suppress(CorruptionError):
+            if unfinished := History(blocks, bounds).unfinished:
+                raise InvalidArgument(f"{unfinished}: {FILL_ANOTHER}")
         text = f"{blocks.name} has blocks already: leave --seed out if {directory} is its copy"
         raise InvalidArgument(f"{text}, or name another stream for what it has")
     # opened, so that nobody else writes to it and its torn tail is cut off
@@ -48,7 +52,7 @@ def seed(directory: Path, blocks: Blocks, *, pause: Callable[[], None] = lambda:
         writer = secrets.randbits(64)
         blocks.make()
         _copy(directory, journal, segments, Appender(blocks, 0, writer, pause=pause), writer, 0, 1)
-    log.info("%s: %d segments copied to %s", directory, len(segments), blocks.name)
+    log.info("%s: %d segment%s copied to %s", directory, len(segments), "s"[: len(segments) - 1], blocks.name)
     return len(segments)
 
 
