@@ -127,6 +127,7 @@ def parse(text: str) -> Address:
 
 
 _HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}(?:[/,?]|$)")
+_SECOND_LOGIN = re.compile(r"@[^@,]+,")  # in what stands before the last @: a host is followed by another one
 _PLACE_IN_TOPIC = re.compile(r",(?:[a-z]+://)?[^,/:]*:\d+(?:/|$)")  # another HOST:PORT
 
 
@@ -136,6 +137,11 @@ def _parse_network(scheme: str, rest: str, options: dict[str, str], text: str) -
         raise InvalidArgument(f"address {text!r} is not of the form {form}")
     place, _, topic = rest[2:].partition("/")
     login, at, place = place.rpartition("@")
+    if _SECOND_LOGIN.search(login):
+        form = f"{scheme}://TOKEN@A:PORT,B:PORT/NAME"
+        raise InvalidArgument(
+            f"the address has a secret at more than one host: write it once, {form} (an @ in it is %40)"
+        )
     if at:
         options = {**_credentials(login), **options}
     if scheme == "tcp" and topic and not place:  # tcp:///path/to/socket
@@ -181,6 +187,11 @@ def places_of(host: str, port: int) -> list[tuple[str, int]]:
     if "," not in host and host.count(":") > 1 and not host.startswith("["):
         return [(host, port)]
     return [_split(text, port) for text in host.split(",")]
+
+
+def place_text(host: str, port: int) -> str:
+    """HOST:PORT, as ``places_of`` reads it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _split(text: str, port: int) -> tuple[str, int]:
@@ -261,9 +272,7 @@ class ArrayLike(Protocol):
 
 
 @overload
-def publisher(
-    address: str, *, type: type[ArrayLike], evolve: str = ..., **options: Any
-) -> TypedPublisher[ndarray]: ...
+def publisher(address: str, *, type: type[ArrayLike], evolve: str = ..., **options: Any) -> TypedPublisher[ndarray]: ...
 @overload
 def publisher(address: str, *, type: type[T], evolve: str = ..., **options: Any) -> TypedPublisher[T]: ...
 @overload

@@ -18,7 +18,7 @@ import pytest
 import penstock
 from penstock.broker import Client, Server
 from penstock.broker.fetch import RangeClient
-from penstock.broker.hosts import hosts_of
+from penstock.broker.hosts import hosts_of, nobody_leads
 from penstock.broker.store import JournalStore
 from penstock.cli.exits import Terminated
 from penstock.cli.lead import Turns
@@ -453,6 +453,8 @@ def test_a_group_is_written_as_one_host() -> None:
     assert hosts_of("a", 9876) == [("a", 9876)]
     assert hosts_of("a:1,b", 2) == [("a", 1), ("b", 2)]
     assert hosts_of("[::1]:1,[::2]", 2) == [("::1", 1), ("::2", 2)]
+    assert hosts_of("a,b:2,c,d:4", 9876) == [("a", 4), ("b", 2), ("c", 4), ("d", 4)]
+    assert nobody_leads("[::1]:1,[::2],b", 2) == "none of [::1]:1, [::2]:2, b:2 leads at the moment"
     parts = penstock.address.parse("broker://a,b:2/t")
     assert hosts_of(parts.host, parts.port or 0) == [("a", 2), ("b", 2)], "the last one's port holds for those without"
     parts = penstock.address.parse("broker://[::1]:1,b:2/t")
@@ -460,6 +462,10 @@ def test_a_group_is_written_as_one_host() -> None:
     for wrong in ("a,,b", "a:x,b", "a:0,b", "a/b,c", ",", "a," * 20 + "b"):
         with pytest.raises(InvalidArgument):
             hosts_of(wrong, 9876)
+    with pytest.raises(InvalidArgument, match="secret at more than one host") as told:
+        penstock.address.parse("broker://tok@a:1,tok2@b:2/t")
+    assert "tok" not in str(told.value)
+    assert penstock.address.parse("broker://t@k@a:1,b:2/t").options == {"token": "t@k"}
     with pytest.raises(InvalidArgument, match="several hosts"):
         penstock.subscriber("tcp://a:1,b:2")
 

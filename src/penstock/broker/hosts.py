@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock.address import NO_BROKER, places_of
+from penstock.address import NO_BROKER, place_text, places_of
 from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError
 from penstock.resolving import resolving
 
@@ -32,6 +32,8 @@ def hosts_of(host: str, port: int) -> list[tuple[str, int]]:
     if "/" in host:
         raise InvalidArgument(f"host={host!r} is no host: {FORM}")
     found = places_of(host, port)
+    if len(found) > 1:
+        found = places_of(host, found[-1][1])  # hosts without a port have that of the last
     if len(found) > MAX_HOSTS:
         raise InvalidArgument(f"host= names {len(found)} brokers; {MAX_HOSTS} is the most")
     for each, its_port in found:
@@ -50,7 +52,7 @@ def settled(host: str, port: int) -> tuple[str, int]:
 
 def nobody_leads(host: str, port: int) -> str:
     """What is said of a group of which no broker takes a connection."""
-    return f"none of {', '.join(f'{each}:{its_port}' for each, its_port in hosts_of(host, port))} leads at the moment"
+    return f"none of {', '.join(place_text(*place) for place in hosts_of(host, port))} leads at the moment"
 
 
 #: What to do about it.
@@ -62,9 +64,7 @@ NOT_LISTENING_REMEDY = (
 )
 
 
-def connect(
-    host: str, port: int, timeout: float | None, greet: Callable[[socket.socket, str], Greeted]
-) -> Greeted:
+def connect(host: str, port: int, timeout: float | None, greet: Callable[[socket.socket, str], Greeted]) -> Greeted:
     """What ``greet`` makes of a connection to the first broker that accepts one, and of its host. Several brokers are
     tried until ``timeout`` is over: one of them may lead by then, and something else may listen at one's place."""
     deadline = time.monotonic() + (timeout or 0.0)
@@ -84,7 +84,7 @@ def connect(
                     raise
                 problem: Exception = error
         if isinstance(problem, ConnectionRefusedError) and len(places) == 1:  # the system's error names no place
-            text = f"the broker at {each}:{its_port} does not listen ({NOT_LISTENING_REMEDY})"
+            text = f"the broker at {place_text(each, its_port)} does not listen ({NOT_LISTENING_REMEDY})"
             raise ConnectionRefusedError(problem.errno, text) from None
         if len(places) == 1:
             raise problem

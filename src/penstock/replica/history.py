@@ -52,7 +52,7 @@ class History:
 
     @property
     def unfinished(self) -> str:
-        """Why the stream is of no use, if it is only a part of a copy (``--seed`` was ended before its end); or nothing."""
+        """Why the stream is of no use, if it is only a part of a copy (``--seed`` was not completed); or nothing."""
         if self.last is None or self.last.epoch:
             return ""
         return f"{self.blocks.name} was not filled to its end"

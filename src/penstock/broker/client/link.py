@@ -16,6 +16,7 @@ import threading
 import time
 
 from penstock._core.broker import open_timer, set_timer
+from penstock.address import place_text
 from penstock.broker.client.dialogue import Dialogue, NotABrokerError, RenewalRefused
 from penstock.broker.hosts import NOBODY_LEADS_REMEDY, NOT_LISTENING_REMEDY, hosts_of, nobody_leads, settled
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
@@ -64,7 +65,7 @@ class Link:
         if check_timeout(connect_timeout) is None or connect_timeout > MAX_TIMEOUT_S:
             raise InvalidArgument(f"timeout={connect_timeout!r} must be 0 to {MAX_TIMEOUT_S:.0f} seconds")
         self.host, self.port = settled(host, port)
-        self._place = ",".join(f"{each}:{its_port}" for each, its_port in self._hosts)
+        self._place = ",".join(place_text(*place) for place in self._hosts)
         self.dialogue = dialogue
         self.dialogue.one_store = len(self._hosts) > 1
         self.closed = False
