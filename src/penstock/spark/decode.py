@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CORRUPT = "_corrupt"
 _ITEMS, _END = "_penstock_items", "_penstock_end"  # what stands around a JSON text
+_PARSED, _REASON = "_penstock_parsed", "_penstock_reason"  # columns while JSON is decoded
 Decoder = Callable[[pyarrow.Array], tuple[pyarrow.Array, pyarrow.Array]]
 
 __all__ = ["json", "msgpack", "arrow", "protobuf", "avro", "struct", "array", "gateway"]
@@ -37,29 +38,39 @@ def json(
     """JSON text to the columns of ``schema``, or to Spark's variant when there is none."""
     from pyspark.sql import functions as F
 
+    _require(frame, column)
     text = F.col(column).cast("string")
-    not_text = F.when(~F.is_valid_utf8(text), "not UTF-8")
+    bad = F.when(F.col(column).isNull(), "payload is null").when(~F.is_valid_utf8(text), "not UTF-8")
+    parsed = F.col(_PARSED)
     if schema is None:
-        items = F.try_parse_json(F.concat(F.lit("["), text, F.lit(f', "{_END}"]')))
-        one = F.try_variant_get(items, "$[1]", "string").eqNullSafe(F.lit(_END))
-        decoded = F.try_variant_get(items, "$[0]", "variant")
-        return _attach(frame, column, decoded, not_text.when(~one | decoded.isNull(), "not JSON"), into)
-    from penstock.spark.json_numbers import misfits
+        frame = frame.withColumn(_PARSED, F.try_parse_json(F.concat(F.lit("["), text, F.lit(f', "{_END}"]'))))
+        decoded = F.try_variant_get(parsed, "$[0]", "variant")
+        one = F.try_variant_get(parsed, "$[1]", "string").eqNullSafe(F.lit(_END))
+        bad = bad.when(~one | decoded.isNull(), "not JSON")
+    else:
+        from penstock.spark.json_numbers import misfits
 
-    fields = _struct_type(schema)
-    decoded, one = _from_json(text, fields)
-    bad = not_text.when(~one | decoded.isNull(), "not JSON of the schema")
-    numbers = misfits(text, decoded, fields, lambda kind: _from_json(text, kind)[0])
-    if numbers is not None:
-        bad = bad.when(numbers, "a number does not fit its column")
-    return _attach(frame, column, decoded, bad, into)
+        fields = _struct_type(schema)
+        frame = frame.withColumn(_PARSED, _from_json(text, fields))
+        item, ended = F.get(parsed[_ITEMS], F.lit(0)), F.get(parsed[_ITEMS], F.lit(1))[_END]
+        one = (F.size(parsed[_ITEMS]) == 2) & ended.eqNullSafe(F.lit(1)) & parsed["_record"].isNull()
+        bad = bad.when(~F.coalesce(one, F.lit(False)) | item.isNull(), "not JSON of the schema")
+        wrong = misfits(text, item, fields, lambda kind: F.get(_from_json(text, kind)[_ITEMS], F.lit(0)))
+        bad = bad if wrong is None else bad.when(wrong, "a number does not fit its column")
+        decoded = item.dropFields(_END)
+    if CORRUPT in frame.columns:
+        bad = F.coalesce(F.col(CORRUPT), bad)
+    # In projections of their own: Spark would parse anew for each use of an expression.
+    checked, reason = frame.withColumn(_REASON, bad), F.col(_REASON)
+    made = checked.withColumns({into: F.when(reason.isNull(), decoded), CORRUPT: reason})
+    return made.drop(_PARSED, _REASON)
 
 
-def _from_json(text: Column, fields: StructType) -> tuple[Column, Column]:
-    """The text as a struct, and whether it is one JSON value of this type.
+def _from_json(text: Column, fields: StructType) -> Column:
+    """The text as a struct, in an array before an item that ends it.
 
-    Spark's parser reads one value and does not look at what follows it. So the text stands in an array before an item
-    that ends it: anything more is malformed, or changes the number of items.
+    Spark's parser reads one value and does not look at what follows it. Here anything more is malformed, or changes the
+    number of items.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, StructType
@@ -67,10 +78,7 @@ def _from_json(text: Column, fields: StructType) -> tuple[Column, Column]:
     item = StructType(list(fields.fields)).add(_END, "integer")
     outer = StructType().add(_ITEMS, ArrayType(item)).add("_record", "string")
     framed = F.concat(F.lit(f'{{"{_ITEMS}": ['), text, F.lit(f', {{"{_END}": 1}}]}}'))
-    parsed = F.from_json(framed, outer, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_record"})
-    ended = (F.size(parsed[_ITEMS]) == 2) & F.get(parsed[_ITEMS], F.lit(1))[_END].eqNullSafe(F.lit(1))
-    good = F.coalesce(ended, F.lit(False)) & parsed["_record"].isNull()
-    return F.get(parsed[_ITEMS], F.lit(0)).dropFields(_END), good
+    return F.from_json(framed, outer, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_record"})
 
 
 def msgpack(frame: DataFrame, schema: DataType | str, *, column: str = "payload", into: str = "value") -> DataFrame:
@@ -162,12 +170,16 @@ def _apply(frame: DataFrame, column: str, into: str, kind: DataType, decoder: De
 def _attach(frame: DataFrame, column: str, decoded: Column, bad: Column, into: str) -> DataFrame:
     from pyspark.sql import functions as F
 
-    if column not in frame.columns:
-        raise InvalidArgument(f"there is no column {column!r} to decode; the frame has {', '.join(frame.columns)}")
+    _require(frame, column)
     reason = F.when(F.col(column).isNull(), "payload is null").otherwise(bad)
     if CORRUPT in frame.columns:
         reason = F.coalesce(F.col(CORRUPT), reason)
     return frame.withColumns({into: F.when(reason.isNull(), decoded), CORRUPT: reason})
+
+
+def _require(frame: DataFrame, column: str) -> None:
+    if column not in frame.columns:
+        raise InvalidArgument(f"there is no column {column!r} to decode; the frame has {', '.join(frame.columns)}")
 
 
 def _data_type(schema: DataType | str) -> DataType:
@@ -212,4 +224,3 @@ def _scalar_type(dtype: numpy.dtype[Any]) -> DataType:
     from pyspark.sql.pandas.types import from_arrow_type
 
     return from_arrow_type(payload.widened(dtype))
-

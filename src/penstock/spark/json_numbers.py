@@ -74,7 +74,7 @@ def _patterns(kind: Any) -> set[str]:
         return {r"(?<![0-9.])[0-9]{8}" + _GREAT}  # not the digits of a fraction
     if isinstance(kind, types.DoubleType):
         return {r"(?<![0-9.])[0-9]{16}" + _GREAT}
-    return {"[0-9][.eE]"} if isinstance(kind, types.DecimalType) else set()
+    return {rf"[.][0-9]{{{kind.scale + 1}}}|[0-9][eE]"} if isinstance(kind, types.DecimalType) else set()
 
 
 def _differs(decoded: Column, exact: Column, kind: Any, named_infinite: Column) -> Column:
