@@ -186,3 +186,18 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"No space left on device: .*j\.staging") as told:
         publish(tmp_path / "j", "query-1-0", [b"1"])
     assert told.value.errno == errno.ENOSPC
+
+
+def test_large_batches_are_staged_in_pieces(tmp_path, monkeypatch):
+    """So that the memory of a commit does not depend on the size of Spark's batches."""
+    monkeypatch.setattr(staging_module, "PIECE_BYTES", 20_000)
+    payloads = [bytes([number]) * 1000 for number in range(100)] + [bytes(50_000)]
+    staging = open_staging(str(tmp_path / "j"), "query-1-0", {})
+    staging.begin()
+    rows = pyarrow.RecordBatch.from_pylist([{"topic": "a", "payload": data} for data in payloads], schema=SHAPE)
+    name, count = staging.write(0, 0, iter([rows, rows.slice(0, 0)]))
+    with pyarrow.ipc.open_stream((tmp_path / "j.staging" / "query-1-0" / name).read_bytes()) as staged:
+        assert max(batch.num_rows for batch in staged) < 20 and count == len(payloads)
+    staging.commit([name], once=True, batch=0)
+    with Journal(tmp_path / "j", mode="read") as journal:
+        assert [bytes(journal.read(position)) for position in range(1, count + 1)] == payloads

@@ -35,7 +35,7 @@ STATE_KIND = 0x5350  # marks of Spark commits among a journal's state records
 MAX_MARKS = 1000
 TRIES = 10
 LOCK_WAIT_S, LOCK_POLL_S = 10.0, 0.05
-SPILL_BYTES = 64 << 20
+SPILL_BYTES, PIECE_BYTES = 64 << 20, 8 << 20
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
@@ -115,7 +115,8 @@ class DirectoryStaging:
             pyarrow.ipc.new_stream(file, first.schema) as out,
         ):
             for batch in _chain(first, batches):
-                out.write_batch(batch)
+                for piece in _pieces(batch):
+                    out.write_batch(piece)
                 rows += batch.num_rows
         final_name = f"{name}-{rows}.arrow"  # with the number of rows: a truncated file is detected
         os.rename(self.directory / f"{name}.arrow", self.directory / final_name)
@@ -211,6 +212,13 @@ def _owner(transaction: str) -> str:
 def encode_mark(transaction: str) -> bytes:
     """A mark as a state record's bytes."""
     return json.dumps({"transaction": transaction}).encode()
+
+
+def _pieces(batch: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
+    """The batch in pieces of about ``PIECE_BYTES``: the commit has one in memory at a time."""
+    step = max(1, batch.num_rows * PIECE_BYTES // max(1, batch.nbytes))
+    for start in range(0, batch.num_rows, step):
+        yield batch.slice(start, step)
 
 
 def _chain(first: pyarrow.RecordBatch, rest: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
