@@ -186,7 +186,8 @@ class Directory:
         complete = len(batch) == layout.BATCH.size and batch[:4] == layout.BATCH_MAGIC
         fields = layout.BATCH.unpack(batch) if complete else ()
         if not fields or fields[10] != layout.crc32c(batch[8:60]):
-            raise CorruptionError(f"{path}: neither its header nor its first batch is whole", str(path))
+            what = f"{path}: neither its header nor its first batch is whole"
+            raise CorruptionError(f"{what}; run: {command('journal', 'verify', self.path)}", str(path))
         made = layout.SegmentHeader(self._uuid(), fields[2], name[0], 0, name[1]).encode()
         head = made[: layout.SEGMENT.size] + data[layout.SEGMENT.size : layout.SEGMENT_HEADER_BYTES]
         return layout.decode_segment_header(head, str(path))
