@@ -33,7 +33,7 @@ from penstock.gateway import (
 )
 from penstock.gateway.broker import Ending
 from penstock.gateway.configuration import parse
-from penstock.gateway.endpoint import _BrokerQueue
+from penstock.gateway.endpoint import MAX_DONE, _BrokerQueue
 from penstock.gateway.errors import give_back
 from penstock.gateway.worker import Deadline
 from tests.gateway.conftest import Collector, Passer, eventually
@@ -358,7 +358,8 @@ class Deliveries:
 
 def read(queue: Any, subscriber: Deliveries, *batch: Delivered) -> list[Delivered]:
     subscriber.coming.append([*batch])
-    return list(queue.read_many(100, 0))
+    got: list[Delivered] = queue.read_many(100, 0)
+    return got
 
 
 def test_a_copy_of_a_message_that_is_held_is_left_out() -> None:
@@ -366,10 +367,11 @@ def test_a_copy_of_a_message_that_is_held_is_left_out() -> None:
     queue = _BrokerQueue(subscriber)
     first, second = Delivered(1), Delivered(2)
     again = [replace(one, deliveries=2) for one in (first, second)]
-    assert read(queue, subscriber, first, second, again[0]) == [first, second], "one copy came with them"
+    batch = read(queue, subscriber, first, second, again[0])
+    assert batch == [first, second], "one copy came with them"
     subscriber.coming += [[again[0]], [again[1]]]
     assert read(queue, subscriber, Delivered(3)) == [Delivered(3)], "copies alone do not end the read"
-    queue.nack_many([first, second], 0, 1)
+    queue.nack_many(batch, 0, 1)
     assert read(queue, subscriber, *again) == again[:1], "what was returned is to come again"
     other = Delivered(2, timestamp_ns=1)
     assert read(queue, subscriber, other) == [other], "a broker that took over has given the position again"
@@ -378,11 +380,29 @@ def test_a_copy_of_a_message_that_is_held_is_left_out() -> None:
 def test_a_copy_of_a_message_that_was_acknowledged_is_acknowledged() -> None:
     subscriber = Deliveries()
     queue = _BrokerQueue(subscriber)
-    one = Delivered(1)
-    queue.ack_many(read(queue, subscriber, one), 0, 1)
+    one, held = Delivered(1), Delivered(2)
+    batch = read(queue, subscriber, one, held)
+    assert read(queue, subscriber, replace(held, deliveries=2)) == []
+    queue.ack_many(batch, 0, 1)
     assert read(queue, subscriber, replace(one, deliveries=2)) == []
     assert subscriber.told == [("ack", 1), ("ack", 1)]
     assert read(queue, subscriber, one) == [one], "its first delivery again: the queue was set back by a user"
+
+
+def test_single_messages_are_looked_at_only_while_copies_come() -> None:
+    subscriber = Deliveries()
+    queue = _BrokerQueue(subscriber)
+    held = read(queue, subscriber, Delivered(0))
+    for position in range(1, 2 * MAX_DONE):
+        if position == 10:
+            assert read(queue, subscriber, Delivered(0, deliveries=2)) == []
+        if position == 20:
+            assert queue._held is not None, "0 is held, and has been sent again"
+            queue.ack_many(held, 0, 1)
+        queue.ack_many(read(queue, subscriber, Delivered(position)), 0, 1)
+    assert queue._held is None
+    assert not queue._open
+    assert not queue._done
 
 
 def test_a_broker_that_is_not_there_yet_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

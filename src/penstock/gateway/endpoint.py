@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from penstock import address
+from penstock._core.broker import redelivered_count
 from penstock._core.gateway import GatewayMessage
 from penstock.carry import not_held_of
 from penstock.channel import Publisher, Subscriber
@@ -265,68 +266,105 @@ class _Reader:
 class _BrokerQueue:
     """A broker's queue for ``Forwarder``. The broker sends a message again when it was not acknowledged in time. Such a
     copy is left out while this end holds the message, because a sink tries it again: its acknowledgement is for both.
-    A copy that was on its way when the message was acknowledged is acknowledged too.
+    A copy that was on its way when the message was acknowledged is acknowledged too. Single messages are looked at only
+    from the first one that was sent again on, until many were acknowledged without a copy.
     """
 
     def __init__(self, subscriber: Any) -> None:
         self._subscriber = subscriber
-        self._held: set[tuple[int, int]] = set()  # read, and neither acknowledged nor returned
-        self._done: dict[tuple[int, int], None] = {}  # the last ones that were acknowledged
-        self._sent_again = False  # some of those held were sent again
+        # by id: each batch that was read, how many of it are neither acknowledged nor returned, and which parts are
+        self._open: dict[int, tuple[Any, list[int], list[tuple[int, int]]]] = {}
+        self._held: set[_Key] | None = None  # the messages of these batches that are neither; None: not looked at
+        self._copied: set[_Key] = set()  # those of them that were sent again
+        self._done: dict[_Key, None] = {}  # the last ones that were acknowledged
+        self._since_copy = 0  # how many were acknowledged since the last copy
 
     def read_many(self, most: int, timeout: float) -> Any:
         """What comes, without such copies."""
         batch = self._subscriber.read_many(most, timeout)
         left_out = 0
-        while self._has_copies(keys := _keys(batch)):
-            fresh = self._without_copies(batch, keys)
+        while self._has_sent_again(batch):
+            fresh = self._without_copies(batch)
             left_out += len(batch) - len(fresh)
+            batch = fresh
             if fresh or left_out >= most:
-                return fresh
+                break
             batch = self._subscriber.read_many(most, 0)  # copies come one by one
-        self._held.update(keys)
+        if len(batch):
+            self._open[id(batch)] = batch, [len(batch)], []
+            if self._held is not None:
+                self._held.update(_keys(batch))
         return batch
 
-    def _has_copies(self, keys: Sequence[tuple[int, int]]) -> bool:
-        together = set(keys)
-        known = not (self._held.isdisjoint(together) and self._done.keys().isdisjoint(together))
-        return known or len(together) < len(keys)
+    def _has_sent_again(self, batch: Any) -> bool:
+        if isinstance(batch, list):
+            return any(self._subscriber.deliveries(message) > 1 for message in batch)
+        return redelivered_count(batch) > 0
 
-    def _without_copies(self, batch: Any, keys: Sequence[tuple[int, int]]) -> list[Any]:
+    def _without_copies(self, batch: Any) -> list[Any]:
+        if self._held is None:
+            self._held = {key for read, _, parts in self._open.values() for key in _keys_but(read, parts)}
         fresh = []
-        for message, key in zip(batch, keys, strict=True):
-            if key in self._done and self._subscriber.deliveries(message) > 1:  # else the queue was set back by a user
+        for message, key in zip(batch, _keys(batch), strict=True):
+            again = self._subscriber.deliveries(message) > 1  # otherwise the queue was set back by a user
+            if again and key in self._done:
                 self._subscriber.ack_many([message], 0, 1)
-            elif key in self._held:
-                self._sent_again = True
+            elif again and key in self._held:
+                self._copied.add(key)
             else:
                 self._held.add(key)
                 fresh.append(message)
+        self._since_copy = 0
         return fresh
 
     def ack_many(self, batch: Any, begin: int, end: int) -> None:
         """Acknowledge them."""
-        keys = _keys(batch, begin, end)
-        if self._sent_again:  # one by one: a range would not be for messages in its midst that were sent again
-            batch, begin, end = batch[begin:end], 0, len(keys)
-        self._subscriber.ack_many(batch, begin, end)
-        self._held.difference_update(keys)
-        self._sent_again = self._sent_again and bool(self._held)
+        if self._held is None:
+            self._subscriber.ack_many(batch, begin, end)
+        else:  # one by one: a range would not be for messages in its midst that were sent again
+            self._subscriber.ack_many(list(batch[begin:end]), 0, end - begin)
+        keys = self._settle(batch, begin, end)
         self._done.update(dict.fromkeys(keys))
         while len(self._done) > MAX_DONE:
             del self._done[next(iter(self._done))]
+        self._since_copy += len(keys)
+        if self._since_copy >= MAX_DONE and not self._copied:
+            self._held, self._since_copy = None, 0
+            self._done.clear()
 
     def nack_many(self, batch: Any, begin: int, end: int) -> None:
         """Return them."""
         for message in batch[begin:end]:
             self._subscriber.nack(message, delay_s=RETRY_S)
-        self._held.difference_update(_keys(batch, begin, end))
+        self._settle(batch, begin, end)
+
+    def _settle(self, batch: Any, begin: int, end: int) -> list[_Key]:
+        """Note that these are no longer held; returns what tells them apart, if single messages are looked at."""
+        _, left, parts = self._open[id(batch)]
+        left[0] -= end - begin
+        parts.append((begin, end))
+        if left[0] == 0:
+            del self._open[id(batch)]
+        if self._held is None:
+            return []
+        keys = _keys(batch, begin, end)
+        self._held.difference_update(keys)
+        self._copied.difference_update(keys)
+        return keys
 
 
-def _keys(batch: Any, begin: int = 0, end: int | None = None) -> list[tuple[int, int]]:
+_Key = tuple[int, int]
+
+
+def _keys(batch: Any, begin: int = 0, end: int | None = None) -> list[_Key]:
     """What tells each message of a part of the batch from all others of its queue. When a broker has taken over for
     another one, it may give the last positions again.
     """
     if isinstance(batch, list):
         return [(message.position or 0, message.timestamp_ns) for message in batch[begin:end]]
     return list(zip(batch.positions[begin:end], batch.timestamps_ns[begin:end], strict=True))
+
+
+def _keys_but(batch: Any, parts: Sequence[tuple[int, int]]) -> set[_Key]:
+    """Those of the batch without these parts."""
+    return set(_keys(batch)).difference(*(_keys(batch, *part) for part in parts))
