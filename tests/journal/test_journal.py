@@ -226,6 +226,7 @@ def test_find_by_ordinal_and_time(tmp_path: Path) -> None:
             found = journal.find_time(stored[position])
             assert found is not None and stored[found] == stored[position] and stored.get(found - 1) != stored[position]
         assert journal.find_time(0) == 1 and journal.find_time(stored[200] + 1) is None
+        assert journal.find_time(-(2**70)) == 1 and journal.find_time(2**70) is None
         of_t1 = journal.find_time(stored[100], "t1")
         assert of_t1 is not None and of_t1 in (99, 101), "the first of its topic at or after the time"
         assert journal.find_ordinal("t1", 50) == 99 and journal.find_ordinal("t1", 101) is None

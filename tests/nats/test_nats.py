@@ -275,6 +275,10 @@ def test_where_a_reader_of_a_stream_begins(server: Server) -> None:
         assert [bytes(reader(since=f"{moment:%Y-%m-%dT%H:%M:%S.%f}+00:00").receive(LONG)) for _ in range(2)] == [b"1"] * 2
         assert [bytes(each.receive(LONG)) for each in (first, end)] == [b"1", b"1"]
         assert [bytes(message) for message in read(reader(), 2)] == [b"0", b"1"]
+        assert bytes(reader(since="1600-01-01").receive(LONG)) == b"0"
+        for wrong in (float("nan"), True, "1"):
+            with pytest.raises((TypeError, InvalidArgument), match="from_time_ns"):
+                penstock.subscriber(where, from_time_ns=wrong)
 
 
 @pytest.mark.parametrize(
@@ -393,6 +397,31 @@ def test_a_server_that_is_started_again_is_gone_on_with(tmp_path: Path, caplog: 
                 time.sleep(0.01)
     finally:
         server.end()
+
+
+@pytest.mark.timeout(120)
+def test_a_server_that_is_stopped_is_left_for_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel still takes what is sent."""
+    monkeypatch.setattr("penstock.nats.connection.PING_S", 0.5)
+    first, second = Server(tmp_path / "first"), Server(tmp_path / "second")
+    try:
+        hosts = f"127.0.0.1:{first.port},127.0.0.1:{second.port}"
+        with penstock.publisher(f"nats://{hosts}/left", timeout=2.0) as publisher:
+            stopped = first if publisher._connection.client.connected_url.port == first.port else second  # type: ignore[attr-defined]
+            stopped.process.send_signal(signal.SIGSTOP)
+
+            def published() -> bool:
+                try:
+                    publisher.publish(b"x", timeout=1.0)
+                except TimeoutError:
+                    return False
+                return True
+
+            wait_until(published)
+            stopped.process.send_signal(signal.SIGCONT)
+    finally:
+        first.end()
+        second.end()
 
 
 def test_a_late_answer_costs_no_later_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -804,6 +833,8 @@ def test_subjects_and_headers() -> None:
     for when in (float("nan"), 1.5, "7", True, 2**63, -(2**63)):
         with pytest.raises((TypeError, InvalidArgument), match="timestamp_ns"):
             headers_of({}, when)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"property 'a' .*is not UTF-8"):
+        headers_of({"a": "\ud800"}, None)
     with pytest.raises(InvalidArgument, match="timestamp_ns="):
         headers_of({"penstock-time-ns": "1"}, None)
     with pytest.raises(InvalidArgument, match="4000 bytes"):
@@ -841,8 +872,9 @@ def test_with_tls_nothing_is_sent_to_a_server_that_has_none() -> None:
 @pytest.mark.parametrize(("greeting", "text"), [
     (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not greet as one"),
     (b"", "does not greet as one"),
+    (b"INFO []\r\n", "does not greet as one"),
     (b"INFO {" + b"x" * (1 << 22), "no NATS server answers at 127.0.0.1:.*: its greeting"),
-], ids=["another", "silent", "endless"])  # fmt: skip
+], ids=["another", "silent", "no object", "endless"])  # fmt: skip
 def test_what_is_no_server_of_nats_is_told_at_once(greeting: bytes, text: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

@@ -126,7 +126,7 @@ class Reading:
         number = 0 if topic is None else self._live_reader().topic_id(topic)
         if topic is not None and not number:
             return None
-        return self._live_reader().find_time(stored_ns, number) or None
+        return self._live_reader().find_time(min(max(stored_ns, 0), MAX_NS), number) or None
 
     def place_of(self, start: object) -> int:
         """The position that the option ``start`` of a subscriber names."""
@@ -135,7 +135,7 @@ class Reading:
             return self.frontier if text == "new" else self.first
         if text.isdigit():
             return int(text)
-        return self.find_time(min(max(start_ns(text), 0), MAX_NS)) or self.frontier
+        return self.find_time(start_ns(text)) or self.frontier
 
     def find_ordinal(self, topic: str, ordinal: int) -> int | None:
         """The position of the topic's first message with that ordinal or a greater one."""

@@ -30,6 +30,8 @@ TIME_HEADER = "Penstock-Time-Ns"
 MAX_SUBJECT_BYTES = 3900  # servers end connections with lines above 4096 bytes (max_control_line)
 _TIME = re.compile(r"-?[0-9]{1,19}")
 MAX_HEADERS_BYTES = 64 << 10
+GREETING = b"INFO {"
+PING_S, MOST_PINGS = 5, 2  # a server that leaves so many unanswered is left for another one, with the next
 FLUSH_POLL_S = 0.02
 Result = TypeVar("Result")
 
@@ -134,6 +136,10 @@ def headers_of(properties: Mapping[str, str] | None, timestamp_ns: int | None) -
             raise InvalidArgument(
                 f"property {name!r} cannot be a header of NATS: {value!r} has line ends or outer blanks"
             )
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument(f"property {name!r} cannot be a header of NATS: {value!r} is not UTF-8") from None
         found[name] = value
     if timestamp_ns is not None:
         if isinstance(timestamp_ns, bool) or not hasattr(timestamp_ns, "__index__"):
@@ -233,6 +239,7 @@ class Connection:
             self.run(
                 client.connect(
                     **options, max_reconnect_attempts=-1, allow_reconnect=True, name="penstock",
+                    ping_interval=PING_S, max_outstanding_pings=MOST_PINGS,
                     error_cb=self.note_error, disconnected_cb=self._note_loss, reconnected_cb=self._note_return,
                 ),
                 access.timeout,
@@ -264,7 +271,7 @@ class Connection:
                         greeting = probe.recv(256)
                     if greeting.startswith(b"-ERR"):  # of too many connections
                         raise ConnectionError(greeting.decode(errors="replace").strip())
-                    if not greeting.startswith(b"I"):  # INFO
+                    if not greeting or not GREETING.startswith(greeting[: len(GREETING)]):
                         raise ConnectionError("what listens there does not greet as one")
                 return
             except OSError as error:

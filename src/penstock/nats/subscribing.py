@@ -478,9 +478,13 @@ EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def _moment(time_ns: int) -> datetime.datetime:
-    """The microsecond of a time; nats-py knows none shorter."""
+    """The microsecond of a time; nats-py knows none shorter. Nothing was stored before 1970, and of times before 1678 a
+    server makes others.
+    """
+    if isinstance(time_ns, bool) or not isinstance(time_ns, int):
+        raise TypeError(f"from_time_ns={time_ns!r} must be a whole number of nanoseconds since 1970")
     try:
-        return EPOCH + datetime.timedelta(microseconds=time_ns // 1000)
+        return EPOCH + datetime.timedelta(microseconds=max(time_ns, 0) // 1000)
     except OverflowError:
         raise InvalidArgument(f"from_time_ns={time_ns} is after the year 9999") from None
 
