@@ -168,14 +168,12 @@ class _Handler(BaseHTTPRequestHandler):
                 properties[unquote(name[len(PREFIX) :])] = unquote(value)
         properties.pop("", None)
         properties |= {"path": path, "content-type": self.headers.get("Content-Type", "")}
-        if any("\0" in text for one in properties.items() for text in one):  # no property can hold it
-            self._answer(400, body_was_read=True)
-            return
+        refused = "\0" in "".join(map("".join, properties.items()))  # no property can hold it
         try:
-            taken = self.server.module.take(body, properties)
+            taken = not refused and self.server.module.take(body, properties)
         except (PenstockError, TimeoutError):
             taken = False
-        self._answer(204 if taken else 503, body_was_read=True)
+        self._answer(400 if refused else 204 if taken else 503, body_was_read=True)
 
     def _answer(self, status: int, *, body_was_read: bool = False) -> None:
         self.send_response_only(status)
