@@ -125,7 +125,7 @@ struct alignas(128) Member {
     char program[32];        // 96  program of its process; may be cut, ends with a zero
 
     // Of a subscriber: the first message that it has not counted as read or lost, by its sequence or, on a virtual
-    // channel, its ordinal. Who looks from outside counts from there; 0: not known.
+    // channel, its ordinal. The monitor, in another process, counts losses from there; 0: not known.
     Word &uncounted() { return wanted_cursor; }
     const Word &uncounted() const { return wanted_cursor; }
 };

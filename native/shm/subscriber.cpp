@@ -44,7 +44,7 @@ void Subscriber::drop(std::uint64_t count, DropReason reason) {
     dropped.store(dropped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
 }
 
-// So that who looks from outside counts no loss twice.
+// So that the monitor, which reads it from another process, counts no loss twice.
 void Subscriber::note_counted(std::uint64_t next) {
     member.self().uncounted().store(next, std::memory_order_release);
 }
