@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import ctypes
 import datetime
+import itertools
+import json
 import os
 import signal
 import socket
@@ -23,6 +25,7 @@ import penstock
 from penstock.bridge import Bridge
 from penstock.cli.start import start_options
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError, StateError
+from penstock.nats import subscribing
 from penstock.nats.connection import check_subject, headers_of, properties_of
 from penstock.nats.subscribing import _nanoseconds
 from penstock.observe.explain import explain
@@ -208,6 +211,30 @@ def test_a_consumer_that_the_server_removed_is_made_anew_where_it_was(
                 publisher.publish(b"%d" % number)
                 assert bytes(subscriber.receive(LONG)) == b"%d" % number
     assert caplog.text.count(f"of stream {stream}; reading goes on at message") == 2
+
+
+def test_a_consumer_that_gives_less_than_is_asked_for_is_told_and_not_asked_without_a_pause(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there, so it is not made anew."""
+    server.make_stream("small", ["small.*"])
+    config = {"durable_name": "one", "ack_policy": "explicit", "filter_subject": "small.*", "max_batch": 1}
+    body = json.dumps({"stream_name": "small", "config": config}).encode()
+    subject = "$JS.API.CONSUMER.DURABLE.CREATE.small.one"
+    answer = _ask_server(server, lambda jetstream: jetstream._nc.request(subject, body, timeout=LONG))
+    assert json.loads(answer.data)["config"]["max_batch"] == 1
+    looks: list[float] = []
+    restore = subscribing.Subscriber._restore_consumer
+
+    async def counted(self: subscribing.Subscriber) -> bool:
+        looks.append(time.monotonic())
+        return await restore(self)
+
+    monkeypatch.setattr(subscribing.Subscriber, "_restore_consumer", counted)
+    with penstock.subscriber(server.address("small.*", "?stream=small&durable=one")):
+        wait_until(lambda: len(looks) >= 4)
+    assert min(later - before for before, later in itertools.pairwise(looks)) >= subscribing.RETRY_S
+    assert "the consumer of small: " in caplog.text and "reading goes on" not in caplog.text
 
 
 def test_a_stream_without_a_leader_is_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,9 +170,10 @@ class Subscriber(channel.Subscriber):
             wanted.deliver_policy, wanted.opt_start_time = DeliverPolicy.BY_START_TIME, self._from
         return wanted
 
-    async def _restore_consumer(self) -> None:
+    async def _restore_consumer(self) -> bool:
         """Make the consumer anew where the server has none any more. It removes one without ``durable=`` that has asked
-        for nothing for 5 s (a stopped process, a cut cable), and somebody may have deleted it or its stream.
+        for nothing for 5 s (a stopped process, a cut cable), and somebody may have deleted it or its stream. Returns
+        whether it was made.
         """
         from nats.js.api import DeliverPolicy
         from nats.js.errors import NotFoundError
@@ -181,7 +182,7 @@ class Subscriber(channel.Subscriber):
         jetstream = self._connection.client.jetstream(timeout=self._connection.access.timeout)
         try:
             await jetstream.consumer_info(stream, name)
-            return  # its servers choose a leader, perhaps
+            return False  # its servers choose a leader, perhaps, or it does not give what is asked for
         except NotFoundError:
             newest = (await jetstream.stream_info(stream)).state.last_seq
         with self._lock:
@@ -200,6 +201,7 @@ class Subscriber(channel.Subscriber):
         self._consumer = stream, str((await jetstream.add_consumer(stream, wanted)).name)
         log.warning("nats://%s/%s: the server had removed the consumer %s of stream %s; reading goes on at message %d",
                     self._connection.access.place, self.subject, name, stream, begin)  # fmt: skip
+        return True
 
     async def _pull(self) -> None:
         """Ask for messages while there is room for them, one request at a time.
@@ -227,12 +229,14 @@ class Subscriber(channel.Subscriber):
                     await self._ask(next(numbers), {"batch": 1, "expires": int(FETCH_S * 1e9)})
                     self._may_break_off = False
                 if self._refused:  # the stream may have been deleted, or the servers are choosing a leader
+                    said, restored = self._refused, False
                     try:
-                        await self._restore_consumer()
+                        restored = await self._restore_consumer()
                     except ConnectionClosedError:
                         raise
                     except Exception as error:
-                        said = f"{self._refused}: {error}" if str(error) else self._refused
+                        said = f"{said}: {error}" if str(error) else said
+                    if not restored:
                         await self._connection.note_error(RefusedError(said))
                         await asyncio.sleep(RETRY_S)
                     self._refused = ""
